@@ -1,0 +1,50 @@
+# Every target sets up what it needs on a machine that has only python3 (with venv), make and a C compiler.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: demo test check format lint types contracts proto lock bench proof-spine clean
+
+$(STAMP): requirements.lock pyproject.toml
+	@echo "setting up $(VENV) (once; about a minute)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install -q --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(STAMP)       ## the main job: three hosts report, one changes, the receiver tells
+	@$(BIN)/python -m tests.demo
+
+test: $(STAMP)       ## every test but the long proofs
+	@$(BIN)/pytest -n 2
+
+check: format lint types contracts test
+
+format: $(STAMP)
+	@$(BIN)/ruff format --check .
+
+lint: $(STAMP)
+	@$(BIN)/ruff check .
+
+types: $(STAMP)
+	@$(BIN)/mypy agent receiver proto/bettercompute/contract tests
+
+contracts: $(STAMP)
+	@$(BIN)/lint-imports
+
+proto: $(STAMP)      ## regenerate the committed stubs
+	@PATH=$(abspath $(BIN)):$$PATH $(BIN)/python proto/generate.py
+
+lock:                ## rewrite requirements.lock (needs uv)
+	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url \
+	  --extra receiver --extra dev --extra build pyproject.toml -o requirements.lock
+
+bench: $(STAMP)      ## one table: what, figure, floor, ratio, aim, met or missed
+	@$(BIN)/python -m tests.bench
+
+proof-spine: $(STAMP)  ## the issue's big numbers
+	@$(BIN)/pytest -m proof tests/proofs/spine
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,43 @@
+"""What goes wrong in the field. A FieldError is recorded, reported and carried on from; anything else is our bug."""
+
+import errno
+import os
+
+
+class FieldError(Exception):
+    """Something on the host did not work as it should. `str()` says what was attempted, what happened, what to do."""
+
+
+class Unreadable(FieldError):
+    """A file of the host that is there and cannot be read, or is not there.
+
+    `path` is the path on the host (never below a recorded host's root); `errno` as in errno.h.
+    """
+
+    def __init__(self, path: str, number: int) -> None:
+        super().__init__(f"cannot read {path}: {os.strerror(number)}")
+        self.path = path
+        self.errno = number
+
+    @property
+    def absent(self) -> bool:
+        """The file is not there: an answer, not a fault. Collectors leave the field out and say nothing."""
+        return self.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.ENODEV)
+
+
+class SectionFailed(FieldError):
+    """A whole section could not be collected: it is left out of the report and named there with this text.
+
+    `reason` is one PascalCase word that conditions and tests go by (`Hang`, `WorkerDied`, `Settling`, `IdentityUnstable`).
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class UserError(FieldError):
+    """A person asked for something that cannot be done. Shown as it is, with exit code 2; `hint` says what to do."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(f"{message}\n  {hint}" if hint else message)

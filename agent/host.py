@@ -1,0 +1,236 @@
+"""DOOR. The host as files under a root, plus the few facts that are no file. Nothing else in bcd opens a host file.
+
+`Host()` is this machine; `agent.recorded.open_host(DIR)` gives one over a recorded host, `agent.recorded.Recorder` one that
+copies what is read. All paths are absolute paths *on the host*; links are followed below the root and never out of it.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agent.errors import Unreadable
+
+MAX_FILE = 16 << 20  # bytes: no file that a collector reads is near this; a larger one is EFBIG, not memory eaten
+_MAX_LINKS = 40
+
+_SIOCETHTOOL = 0x8946
+_ETHTOOL_GDRVINFO = 0x00000003
+_ETHTOOL_GPERMADDR = 0x00000020
+
+
+@dataclass(frozen=True, slots=True)
+class Uname:
+    """uname(2): `release` is the kernel's, `machine` the architecture (`x86_64`, `aarch64`)."""
+
+    sysname: str
+    hostname: str
+    release: str
+    version: str
+    machine: str
+
+
+@dataclass(frozen=True, slots=True)
+class EthtoolInfo:
+    """ETHTOOL_GDRVINFO and ETHTOOL_GPERMADDR of one interface. Absent: the driver did not say, or said an empty text.
+
+    `permanent_mac` is lower-case with colons, of whatever length the link layer has (6 bytes, InfiniBand 20).
+    """
+
+    driver: str | None = None
+    firmware: str | None = None
+    bus_info: str | None = None
+    permanent_mac: str | None = None
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host below `root`. Subclasses answer the facts that are no file from a recording.
+
+    `errors` maps host paths to an errno that reading them must give (recorded hosts: a missing permission stays one).
+    """
+
+    root: Path = Path("/")
+    errors: Mapping[str, int] = field(default_factory=dict)
+
+    # -- files
+
+    def read(self, path: str, limit: int = MAX_FILE) -> bytes:
+        """The file's bytes, at most `limit`. Raises Unreadable; EFBIG when it is larger."""
+        if path in self.errors:
+            raise Unreadable(path, self.errors[path])
+        try:
+            fd = os.open(self.resolve(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+            try:
+                return _read_all(fd, path, limit)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise Unreadable(path, error.errno or errno.EIO) from error
+
+    def listdir(self, path: str) -> list[str]:
+        """The names in a directory, sorted. Raises Unreadable."""
+        if path in self.errors:
+            raise Unreadable(path, self.errors[path])
+        try:
+            return sorted(os.listdir(self.resolve(path)))
+        except OSError as error:
+            raise Unreadable(path, error.errno or errno.EIO) from error
+
+    def readlink(self, path: str) -> str:
+        """The link's target as it is written. Raises Unreadable (EINVAL: not a link)."""
+        if path in self.errors:
+            raise Unreadable(path, self.errors[path])
+        try:
+            return os.readlink(self._parent(path))
+        except OSError as error:
+            raise Unreadable(path, error.errno or errno.EIO) from error
+
+    def exists(self, path: str) -> bool:
+        """Whether the path is there, links followed. Never raises: what cannot be looked at is not there."""
+        try:
+            return os.path.exists(self.resolve(path))
+        except OSError:
+            return False
+
+    def stat(self, path: str) -> os.stat_result:
+        """stat(2) of the path, links followed. Raises Unreadable."""
+        try:
+            return os.stat(self.resolve(path))
+        except OSError as error:
+            raise Unreadable(path, error.errno or errno.EIO) from error
+
+    def realpath(self, path: str) -> str:
+        """The host path without links: `/sys/class/net/eth0` as `/sys/devices/pci.../net/eth0`. Raises Unreadable."""
+        try:
+            if self.root == Path("/"):
+                return os.path.realpath(path, strict=True)
+            resolved = self.resolve(path)
+            os.lstat(resolved)
+        except OSError as error:
+            raise Unreadable(path, error.errno or errno.EIO) from error
+        return "/" + str(resolved.relative_to(self.root))
+
+    # -- facts that are no file
+
+    def boot_id(self) -> str:
+        """The boot's identity, /proc/sys/kernel/random/boot_id; time of boot is not one (NTP moves it)."""
+        return self.read("/proc/sys/kernel/random/boot_id").decode().strip()
+
+    def uname(self) -> Uname:
+        """uname(2)."""
+        name = os.uname()
+        return Uname(name.sysname, name.nodename, name.release, name.version, name.machine)
+
+    def ethtool(self, interface: str) -> EthtoolInfo:
+        """What the driver of a network interface says of itself. Reads only; never raises: a refusal is absent."""
+        return _ethtool(interface)
+
+    def uptime(self) -> float:
+        """Seconds since boot, suspend included (CLOCK_BOOTTIME)."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def library_path(self) -> str | None:
+        """Where NVML's library is to be loaded from instead of the loader's own search; None: the loader's search."""
+        return None
+
+    # -- paths
+
+    def resolve(self, path: str) -> Path:
+        """Where a host path is on this machine. Below another root, links (absolute ones too) stay below it."""
+        if self.root == Path("/"):
+            return Path(path)
+        return self._walk(path.split("/"), follow_last=True)
+
+    def _parent(self, path: str) -> Path:
+        if self.root == Path("/"):
+            return Path(path)
+        return self._walk(path.split("/"), follow_last=False)
+
+    def _walk(self, parts: list[str], follow_last: bool) -> Path:
+        todo = [p for p in reversed(parts) if p not in ("", ".")]
+        done: list[str] = []
+        links = 0
+        while todo:
+            part = todo.pop()
+            if part == "..":
+                if done:
+                    done.pop()
+                continue
+            here = self.root.joinpath(*done, part)
+            if (todo or follow_last) and here.is_symlink():
+                links += 1
+                if links > _MAX_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                target = os.readlink(here)
+                if target.startswith("/"):
+                    done = []
+                todo.extend(p for p in reversed(target.split("/")) if p not in ("", "."))
+            else:
+                done.append(part)
+        return self.root.joinpath(*done)
+
+
+def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Replaces `path` by `data` in one step, on disk before it returns. Raises OSError; the old file then stands."""
+    fd, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _read_all(fd: int, path: str, limit: int) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    while chunk := os.read(fd, min(1 << 16, limit + 1 - size)):
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > limit:
+            raise Unreadable(path, errno.EFBIG)
+    return b"".join(chunks)
+
+
+def _ethtool(interface: str) -> EthtoolInfo:
+    import ctypes
+    import socket
+
+    def call(buffer: "ctypes.Array[ctypes.c_char]", sock: socket.socket) -> bytes | None:
+        request = struct.pack("16sP16x", interface.encode()[:15], ctypes.addressof(buffer))
+        try:
+            fcntl.ioctl(sock.fileno(), _SIOCETHTOOL, request)
+        except OSError:
+            return None
+        return buffer.raw
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        info = call(ctypes.create_string_buffer(struct.pack("I", _ETHTOOL_GDRVINFO), 196), sock)
+        address = call(ctypes.create_string_buffer(struct.pack("II", _ETHTOOL_GPERMADDR, 32), 40), sock)
+
+    def text(start: int) -> str | None:
+        return info[start : start + 32].split(b"\0")[0].decode(errors="replace").strip() or None if info else None
+
+    mac = None
+    if address is not None:
+        length = min(struct.unpack_from("I", address, 4)[0], 32)
+        raw = address[8 : 8 + length]
+        mac = raw.hex(":") if any(raw) else None
+    return EthtoolInfo(driver=text(4), firmware=text(68), bus_info=text(100), permanent_mac=mac)
