@@ -136,10 +136,6 @@ class Host:
         """Seconds since boot, suspend included (CLOCK_BOOTTIME)."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
-    def library_path(self) -> str | None:
-        """Where NVML's library is to be loaded from instead of the loader's own search; None: the loader's search."""
-        return None
-
     # -- paths
 
     def resolve(self, path: str) -> Path:

@@ -116,9 +116,7 @@ class Context:
         return self.files.host
 
 
-def collect(
-    name: str, host: Host, nvml: Nvml, known: tuple[pb.Gpu, ...] = (), options: Options | None = None
-) -> Message:
+def collect(name: str, host: Host, nvml: Nvml, known: tuple[pb.Gpu, ...] = (), options: Options | None = None) -> Message:
     """Section `name` of `host`. Raises SectionFailed, KeyError for an unknown name."""
     module = import_module(COLLECTORS[name])
     message: Message = module.collect(Context(Files(host), nvml, known, options or Options()))
