@@ -183,7 +183,7 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.rename(name, path)
-    except BaseException:
+    except BaseException:  # re-raised: only the half-written file goes
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise

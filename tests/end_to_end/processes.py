@@ -1,0 +1,204 @@
+"""Real processes, real Postgres, unix sockets: what the demo, the end-to-end tests and the benchmarks start.
+
+Everything lives below one short temporary directory (unix socket paths hold 107 bytes) and ends with the `with` block.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+BIN = Path(sys.executable).parent
+T = TypeVar("T")
+
+
+def wait_for(what: str, probe: Callable[[], T | None], timeout: float = 30.0, every: float = 0.05) -> T:
+    """The first answer of `probe` that is true. Raises TimeoutError that names what was waited for."""
+    end = time.monotonic() + timeout
+    while True:
+        answer = probe()
+        if answer:
+            return answer
+        if time.monotonic() > end:
+            raise TimeoutError(f"waited {timeout:.0f} s for {what}")
+        time.sleep(every)
+
+
+@dataclass
+class Process:
+    """One command of the product, its output in a log file."""
+
+    name: str
+    argv: list[str]
+    log: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    popen: "subprocess.Popen[bytes] | None" = None
+
+    def start(self) -> None:
+        """Starts it; a log of an earlier start is kept."""
+        with self.log.open("ab") as log:
+            self.popen = subprocess.Popen(
+                self.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self.env},
+            )
+
+    @property
+    def pid(self) -> int:
+        """Its process id. Raises AssertionError when it was never started."""
+        assert self.popen is not None
+        return self.popen.pid
+
+    def running(self) -> bool:
+        """Whether it runs. An ending that nobody asked for raises, with the end of its log."""
+        assert self.popen is not None
+        if self.popen.poll() is not None:
+            raise RuntimeError(f"{self.name} ended with {self.popen.returncode}:\n{self.tail()}")
+        return True
+
+    def tail(self) -> str:
+        """The last 2,000 characters of its log."""
+        return self.log.read_text(errors="replace")[-2000:]
+
+    def kill(self) -> None:
+        """SIGKILL, and its end."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """SIGTERM, and its end; SIGKILL after 10 s."""
+        self._end(signal.SIGTERM)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self.popen is None or self.popen.poll() is not None:
+            return
+        self.popen.send_signal(number)
+        try:
+            self.popen.wait(10)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.wait(10)
+
+
+@dataclass
+class Fleet:
+    """A receiver and its daemons below `base`."""
+
+    base: Path
+    receiver: Process
+    daemons: dict[str, Process] = field(default_factory=dict)
+
+    @property
+    def session(self) -> str:
+        """Where bcd reports."""
+        return f"unix:{self.base}/session.sock"
+
+    @property
+    def api_target(self) -> str:
+        """Where `better-compute api` asks."""
+        return f"unix:{self.base}/api.sock"
+
+    def daemon(self, name: str, host: Path | None, env: Mapping[str, str] | None = None) -> Process:
+        """Starts bcd for this machine (None) or a recorded host, with a data directory of its own."""
+        data = self.base / name
+        argv = [
+            str(BIN / "bcd"),
+            "--data-dir",
+            str(data),
+            *(["--host", str(host)] if host else []),
+            "run",
+            "--server",
+            self.session,
+        ]
+        process = Process(f"bcd ({name})", argv, self.base / f"{name}.log", env or {})
+        self.daemons[name] = process
+        process.start()
+        return process
+
+    def bcd(self, name: str, *arguments: str, check: bool = True) -> str:
+        """Output of a bcd command that talks to the running daemon `name`."""
+        argv = [BIN / "bcd", "--data-dir", self.base / name, *arguments]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=180, check=False)
+        if check and done.returncode != 0:
+            raise RuntimeError(f"bcd {' '.join(arguments)} ended with {done.returncode}: {done.stderr}{done.stdout}")
+        return done.stdout
+
+    def status(self, name: str) -> dict[str, Any]:
+        """`bcd status --json`, or {} while the daemon does not answer yet."""
+        try:
+            answer: dict[str, Any] = json.loads(self.bcd(name, "status", "--json"))
+        except (RuntimeError, ValueError):
+            return {}
+        return answer
+
+    def applied(self, name: str, timeout: float = 60.0) -> dict[str, Any]:
+        """Waits until the receiver has what daemon `name` has; its status then."""
+
+        def probe() -> dict[str, Any] | None:
+            self.daemons[name].running()
+            status = self.status(name)
+            return status if status.get("applied") else None
+
+        return wait_for(f"{name}'s inventory to be applied", probe, timeout)
+
+    def api(self, method: str, **arguments: object) -> Any:
+        """The JSON answer of `better-compute api METHOD`."""
+        return json.loads(self.show(method, "json", **arguments))
+
+    def show(self, method: str, form: str = "table", **arguments: object) -> str:
+        """What `better-compute api METHOD --format FORM` prints."""
+        pairs = [f"{key}={value}" for key, value in arguments.items()]
+        argv = [BIN / "better-compute", "api", "--server", self.api_target, method, *pairs, "--format", form]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"better-compute api {method} ended with {done.returncode}: {done.stderr}")
+        return done.stdout
+
+    def restart_receiver(self) -> None:
+        """Starts the receiver again on the same data and waits until it answers."""
+        self.receiver.start()
+        self.ready()
+
+    def ready(self) -> None:
+        """Waits until the receiver answers."""
+
+        def probe() -> bool:
+            self.receiver.running()
+            try:
+                self.api("nodes.list")
+            except RuntimeError:
+                return False
+            return True
+
+        wait_for("the receiver to answer", probe, 60.0)
+
+
+@contextlib.contextmanager
+def fleet(base: Path) -> Iterator[Fleet]:
+    """A receiver with an embedded Postgres below `base`, ready; everything ends with the block."""
+    base.mkdir(parents=True, exist_ok=True)
+    argv = [
+        str(BIN / "bc-receiver"),
+        "serve",
+        "--data-dir",
+        str(base / "receiver"),
+        "--listen-session",
+        f"unix:{base}/session.sock",
+        "--listen-api",
+        f"unix:{base}/api.sock",
+    ]
+    run = Fleet(base, Process("bc-receiver", argv, base / "receiver.log"))
+    try:
+        run.restart_receiver()
+        yield run
+    finally:
+        for process in [*run.daemons.values(), run.receiver]:
+            process.stop()
