@@ -49,6 +49,15 @@ class EthtoolInfo:
     permanent_mac: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class CriImage:
+    """One image of a container runtime: repository digest `sha256:...`, first tag, size on disk. Absent: not said."""
+
+    digest: str | None = None
+    name: str | None = None
+    bytes: int | None = None
+
+
 @dataclass(frozen=True)
 class Host:
     """A host below `root`. Subclasses answer the facts that are no file from a recording.
@@ -61,12 +70,13 @@ class Host:
 
     # -- files
 
-    def read(self, path: str, limit: int = MAX_FILE) -> bytes:
-        """The file's bytes, at most `limit`. Raises Unreadable; EFBIG when it is larger."""
+    def read(self, path: str, limit: int = MAX_FILE, follow: bool = True) -> bytes:
+        """The file's bytes, at most `limit`. Raises Unreadable; EFBIG when it is larger, ELOOP for a link not to be followed."""
         if path in self.errors:
             raise Unreadable(path, self.errors[path])
         try:
-            fd = os.open(self.resolve(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
+            fd = os.open(self.resolve(path) if follow else self._parent(path), flags)
             try:
                 return _read_all(fd, path, limit)
             finally:
@@ -99,10 +109,10 @@ class Host:
         except OSError:
             return False
 
-    def stat(self, path: str) -> os.stat_result:
-        """stat(2) of the path, links followed. Raises Unreadable."""
+    def stat(self, path: str, follow: bool = True) -> os.stat_result:
+        """stat(2) of the path, or lstat(2) when a link in its last place is not to be followed. Raises Unreadable."""
         try:
-            return os.stat(self.resolve(path))
+            return os.stat(self.resolve(path)) if follow else os.lstat(self._parent(path))
         except OSError as error:
             raise Unreadable(path, error.errno or errno.EIO) from error
 
@@ -131,6 +141,12 @@ class Host:
     def ethtool(self, interface: str) -> EthtoolInfo:
         """What the driver of a network interface says of itself. Reads only; never raises: a refusal is absent."""
         return _ethtool(interface)
+
+    def cri_images(self, socket: str) -> tuple[CriImage, ...]:
+        """The images of the container runtime that listens on `socket` (CRI v1 ImageService). Raises Unreadable."""
+        from agent.cri.client import list_images  # gRPC costs 20 MB: only where a socket is configured
+
+        return list_images(socket)
 
     def uptime(self) -> float:
         """Seconds since boot, suspend included (CLOCK_BOOTTIME)."""
