@@ -1,0 +1,19 @@
+"""How often a test repeats: `make test` a tenth of what `make proof-*` does (which sets BC_PROOF=1)."""
+
+import os
+from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+PROOF = os.environ.get("BC_PROOF") == "1"
+
+
+def times(full: int) -> int:
+    """`full` under `make proof-*`, else a tenth of it, at least 1."""
+    return full if PROOF else max(1, full // 10)
+
+
+def some(cases: Sequence[T]) -> Sequence[T]:
+    """All of them under `make proof-*`, else every tenth, beginning with the first."""
+    return cases if PROOF else cases[::10]
