@@ -1,0 +1,119 @@
+"""`better-compute api METHOD key=value ...`: asks the receiver, prints the answer. Part of the base install: grpc, and rich or
+yaml only when they are needed."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import grpc
+from google.protobuf.message import Message
+
+from receiver.client_methods import Method, UsageError, answer, find, methods, parse
+from receiver.client_render import render, render_line
+
+SERVER = "127.0.0.1:7701"
+MESSAGE_LIMIT = 64 << 20  # an answer holds up to eight sections of 8 MiB
+NEGATIVE = {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.PERMISSION_DENIED}
+
+HELP = """\
+exit codes:
+  0  answered
+  1  answered no: not found, not allowed, or not in the present state
+  2  not asked or not answered: wrong use, receiver unreachable, timed out, or failed
+
+examples:
+  better-compute api nodes.list status=adopted
+  better-compute api inventory.get nodeId=node_01jd... --format json
+  better-compute api inventory.diff nodeId=node_01jd... from=inv_01jd...
+
+methods and their keys:
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; answers the exit code."""
+    arguments = _parser().parse_intermixed_args(argv)
+    try:
+        method = find(arguments.method)
+        request = parse(method, arguments.pairs)
+        return _ask(method, request, arguments)
+    except UsageError as error:
+        return _fail(2, str(error), error.hint)
+    except grpc.RpcError as error:
+        return _refused(error, arguments)
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 0 if method.streaming else 2
+
+
+def _ask(method: Method, request: Message, arguments: argparse.Namespace) -> int:
+    options = [("grpc.max_receive_message_length", MESSAGE_LIMIT)]
+    with grpc.insecure_channel(arguments.server, options=options) as channel:
+        read = method.response.FromString
+        if method.streaming:
+            for message in channel.unary_stream(method.path, _serialize, read)(request):
+                render_line(answer(message), arguments.format, sys.stdout, datetime.now(UTC))
+        else:
+            message = channel.unary_unary(method.path, _serialize, read)(request, timeout=arguments.timeout)
+            render(answer(message), arguments.format, sys.stdout, datetime.now(UTC))
+    sys.stdout.flush()
+    return 0
+
+
+def _serialize(message: Message) -> bytes:
+    return message.SerializeToString()
+
+
+def _refused(error: grpc.RpcError, arguments: argparse.Namespace) -> int:
+    """Says what the server (or the way to it) answered. `error` is a grpc.Call too."""
+    code, details = error.code(), error.details() or ""
+    if code == grpc.StatusCode.UNAVAILABLE:
+        return _fail(
+            2, f"{arguments.server}: cannot reach the receiver: {details}", "name it with --server or BETTER_COMPUTE_SERVER"
+        )
+    if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+        return _fail(2, f"{arguments.server}: no answer within {arguments.timeout:g} s", "wait longer with --timeout")
+    if code == grpc.StatusCode.UNIMPLEMENTED:
+        return _fail(
+            2, f"{arguments.server} does not know {arguments.method}", "is it the API listener, and not older than this command?"
+        )
+    return _fail(1 if code in NEGATIVE else 2, f"{arguments.method}: {code.name}: {details}")
+
+
+def _fail(code: int, message: str, hint: str = "") -> int:
+    sys.stderr.write(f"better-compute: {message}\n" + (f"  {hint}\n" if hint else ""))
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    keys = "\n".join(
+        f"  {method.name:<20} {' '.join(f'{name}=' for name in method.keys) or '-'}" for method in methods().values()
+    )
+    parser = argparse.ArgumentParser(
+        "better-compute",
+        description="Asks a better-compute receiver.",
+        epilog=HELP + keys,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=["api"], help="the one command there is")
+    parser.add_argument("method", metavar="METHOD", help="what to ask, such as inventory.get")
+    parser.add_argument("pairs", metavar="key=value", nargs="*", help="the method's keys; a list is a,b,c")
+    parser.add_argument("--format", choices=["table", "json", "yaml"], default="table", help="how to print (default: table)")
+    parser.add_argument(
+        "--server",
+        default=os.environ.get("BETTER_COMPUTE_SERVER") or SERVER,
+        metavar="TARGET",
+        help=f"HOST:PORT or unix:/PATH of the receiver's API (default: $BETTER_COMPUTE_SERVER, else {SERVER})",
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=30.0, metavar="SECONDS", help="how long to wait for an answer (default: 30)"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

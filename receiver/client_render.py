@@ -1,0 +1,182 @@
+"""An answer as text: json and yaml for programs, a table for people (wide and plain in a pipe, fitted on a terminal)."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import IO, Any
+
+TIME = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z$")
+HASH = re.compile(r"^(advisory:)?[0-9a-f]{64}$")
+AGES = ((86_400 * 2, 86_400, "d"), (3_600 * 2, 3_600, "h"), (120, 60, "m"), (0, 1, "s"))
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+PIPE_WIDTH = 100_000
+CELL = 60  # characters of a nested value in a terminal's table
+
+
+def render(value: Mapping[str, Any], form: str, out: IO[str], now: datetime) -> None:
+    """Writes an answer to `out` as `form`: "json", "yaml" or "table"."""
+    if form == "json":
+        json.dump(value, out, indent=2, ensure_ascii=False)
+        out.write("\n")
+    elif form == "yaml":
+        import yaml
+
+        yaml.safe_dump(dict(value), out, sort_keys=False, allow_unicode=True)
+    else:
+        _table(value, out, now)
+
+
+def render_line(value: Mapping[str, Any], form: str, out: IO[str], now: datetime) -> None:
+    """Writes one answer of a stream: a line of JSON, a YAML document, or a line of text."""
+    if form == "json":
+        out.write(json.dumps(value, ensure_ascii=False) + "\n")
+    elif form == "yaml":
+        out.write("---\n")
+        render(value, form, out, now)
+    else:
+        flat = {key: one for part in value.values() if isinstance(part, Mapping) for key, one in part.items()}
+        out.write("  ".join(cell(one, now) for one in flat.values() if one is not None) + "\n")
+    out.flush()
+
+
+def age(seconds: float) -> str:
+    """How long ago, in one unit.
+
+    >>> age(200), age(3), age(90_000), age(-5)
+    ('3m ago', '3s ago', '25h ago', 'in 5s')
+    """
+    size, word = next((size, word) for least, size, word in AGES if abs(seconds) >= least)
+    return f"in {int(-seconds // size)}{word}" if seconds < 0 else f"{int(seconds // size)}{word} ago"
+
+
+def size(count: int) -> str:
+    """Bytes in the largest binary unit that keeps the number at 1 or more.
+
+    >>> size(85899345920), size(512), size(1610612736)
+    ('80 GiB', '512 B', '1.5 GiB')
+    """
+    power = min((max(count, 1).bit_length() - 1) // 10, len(UNITS) - 1)
+    return f"{count / (1 << 10 * power):.1f}".removesuffix(".0") + f" {UNITS[power]}"
+
+
+def cell(value: Any, now: datetime, key: str = "") -> str:
+    """A value in one line: times with their age, hashes cut to 12 digits, sizes in units, absent as `-`."""
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={cell(one, now, name)}" for name, one in value.items()) or "-"
+    if isinstance(value, list):
+        nested = any(isinstance(one, Mapping) for one in value)
+        return (" | " if nested else ", ").join(cell(one, now) for one in value) or "-"
+    text = str(value)
+    if TIME.match(text):
+        moment = datetime.fromisoformat(text)
+        return f"{text[:19]}Z ({age((now - moment).total_seconds())})"
+    if HASH.match(text):
+        return text[: text.rfind(":") + 13]
+    if key.lower().endswith("bytes") and text.isdigit():
+        return size(int(text))
+    return text
+
+
+def _table(value: Mapping[str, Any], out: IO[str], now: datetime) -> None:
+    """Draws an answer with rich; in a pipe without colour, frames or line breaks within a row."""
+    from rich.console import Console
+
+    terminal = out.isatty()
+    console = Console(file=out, width=None if terminal else PIPE_WIDTH, highlight=False, soft_wrap=not terminal)
+    with console.capture() as capture:
+        _Drawing(console, terminal, now).answer(value)
+    text = capture.get()
+    out.write(text if terminal else "\n".join(line.rstrip() for line in text.splitlines()) + "\n")
+
+
+class _Drawing:
+    """Draws nested JSON values: scalars as a list of names and values, lists of objects as tables, the rest below headings."""
+
+    def __init__(self, console: Any, terminal: bool, now: datetime) -> None:
+        self.console = console
+        self.terminal = terminal
+        self.now = now
+
+    def answer(self, value: Mapping[str, Any]) -> None:
+        """A whole answer. One that is a page of a list is drawn as that list, with its cursor below."""
+        lists = [key for key, one in value.items() if isinstance(one, list)]
+        if len(lists) == 1 and set(value) <= {*lists, "nextCursor"}:
+            self.rows(value[lists[0]], lists[0])
+            if value.get("nextCursor"):
+                self.line(f"go on with cursor={value['nextCursor']}", "dim")
+        else:
+            self.fields(value, "")
+
+    def fields(self, value: Mapping[str, Any], path: str) -> None:
+        """An object: what fits a line first, then what is nested, each below its dotted path."""
+        nested = {key: one for key, one in value.items() if _is_nested(one)}
+        flat = {key: cell(one, self.now, key) for key, one in value.items() if key not in nested}
+        width = max(map(len, flat), default=0)
+        for key, text in flat.items():
+            self.line(f"{key:<{width}}  {text}")
+        for key, one in nested.items():
+            name = f"{path}.{key}" if path else key
+            if key == "sections" and not path:
+                name = ""
+            else:
+                self.line(f"\n{name}", "bold")
+            if isinstance(one, list):
+                self.rows(one, name)
+            else:
+                self.fields(one, name)
+
+    def rows(self, rows: Sequence[Mapping[str, Any]], name: str) -> None:
+        """A list of objects as a table; on a terminal that is too narrow for it, one block an object."""
+        if not rows:
+            self.line(f"no {name.rpartition('.')[2] or 'rows'}", "dim")
+            return
+        table = self.grid(rows)
+        if self.terminal and table.__rich_measure__(self.console, self.console.options).maximum > self.console.width:
+            for number, row in enumerate(rows):
+                self.line(f"\n{name}[{number}]", "bold")
+                self.block(row)
+        else:
+            self.console.print(table)
+
+    def grid(self, rows: Sequence[Mapping[str, Any]]) -> Any:
+        """The table of `rows`: a column for each key that has a value in some row."""
+        from rich.table import Table
+
+        keys = list(dict.fromkeys(key for row in rows for key in row))
+        filled = [key for key in keys if any(row.get(key) not in (None, "", [], {}) for row in rows)]
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+        for key in filled or keys:
+            table.add_column(key, no_wrap=True)
+        for row in rows:
+            table.add_row(*(self.text(row.get(key), key) for key in filled or keys))
+        return table
+
+    def block(self, row: Mapping[str, Any]) -> None:
+        """One object of a list, a line a key; what is absent left out."""
+        width = max(map(len, row), default=0)
+        for key, one in row.items():
+            if one not in (None, "", [], {}):
+                self.line(f"  {key:<{width}}  {cell(one, self.now, key)}")
+
+    def text(self, value: Any, key: str) -> Any:
+        """A table's cell; on a terminal a nested value is cut."""
+        from rich.text import Text
+
+        text = cell(value, self.now, key)
+        cut = self.terminal and isinstance(value, Mapping | list) and len(text) > CELL
+        return Text(text[: CELL - 1] + "…" if cut else text)
+
+    def line(self, text: str, style: str = "") -> None:
+        """One line, taken literally (square brackets are no markup)."""
+        self.console.print(text, style=style or None, markup=False)
+
+
+def _is_nested(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return bool(value) and (len(value) > 4 or any(isinstance(one, Mapping | list) for one in value.values()))
+    return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
