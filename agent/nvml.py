@@ -7,12 +7,20 @@ Every fact is a named query, the same names in `nvml.json` of a recorded host an
      "devices": [{"uuid": "GPU-...", "eccMode": [1, 1], "fabric": {"error": "NOT_SUPPORTED"}, ...}]}   in index order
 
 An answer is the value, `{"error": CODE}` with NVML's return name without `NVML_ERROR_`, or `{"hang": true}`. A query that a
-device does not list is NOT_SUPPORTED. `{"handle": {"error": "GPU_IS_LOST"}}` is a GPU whose handle cannot be had.
+device does not list is NOT_SUPPORTED. `{"handle": {"error": "GPU_IS_LOST"}}` is a GPU whose handle cannot be had. A value inside
+a MIG instance or an NVLink may be `{"error": CODE}` too; where it is not supported it is left out.
+
+Values come as the driver says them: `N/A`, blanks and all-ones included. What they mean is the collector's matter.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
-from agent.errors import FieldError
+from agent.nvml_queries import ABSENT, ROWS, NvmlError
+
+__all__ = ["COUNT", "DEVICE_QUERIES", "HANDLE", "INIT", "SYSTEM_QUERIES", "Nvml", "NvmlError", "PynvmlNvml", "function_of"]
+
+INIT, COUNT, HANDLE = "nvmlInitWithFlags", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2"
 
 # Query -> what the value is. Numbers that are NVML's own constants stay numbers here; the collector names them.
 SYSTEM_QUERIES = {
@@ -63,15 +71,6 @@ DEVICE_QUERIES = {
 }
 
 
-class NvmlError(FieldError):
-    """One NVML call that failed: `function` as NVML names it, `code` the return's name (`NOT_SUPPORTED`, `GPU_IS_LOST`)."""
-
-    def __init__(self, function: str, code: str) -> None:
-        super().__init__(f"{function}: {code}")
-        self.function = function
-        self.code = code
-
-
 class Nvml(Protocol):
     """An NVML that may be opened once: `open` raises NvmlError (and closes itself), then queries, then `close`."""
 
@@ -89,3 +88,118 @@ class Nvml(Protocol):
 
     def device(self, index: int, query: str) -> object:
         """One of DEVICE_QUERIES. Raises NvmlError, of the handle's call too."""
+
+
+def function_of(query: str) -> str:
+    """The NVML function that answers a query: what an error of that query names. Raises KeyError."""
+    return ROWS[query].function
+
+
+class PynvmlNvml:
+    """NVML through pynvml. `library` is the path of a libnvidia-ml.so.1; empty: as the loader finds it.
+
+    pynvml is imported by `open`, and looks every function up when it is called: one that this library or this pynvml does not
+    have is FUNCTION_NOT_FOUND of that query. All of its errors leave here as NvmlError: its own class cannot be hashed, and
+    NVMLLibraryMismatchError is not of it.
+    """
+
+    def __init__(self, library: str = "") -> None:
+        self._library = library
+        self._calls: _Calls | None = None
+        self._handles: dict[int, Any] = {}
+
+    def open(self) -> None:
+        """nvmlInit, without flags."""
+        if self._library:
+            import ctypes
+
+            try:  # pynvml then finds it by its soname, which is how the loader knows it now
+                ctypes.CDLL(self._library)
+            except OSError as error:
+                raise NvmlError(INIT, "LIBRARY_NOT_FOUND") from error
+        calls = _Calls()
+        calls.ask(INIT, lambda call: call("nvmlInit"))
+        self._calls = calls
+
+    def close(self) -> None:
+        """nvmlShutdown. Its failure changes nothing that was read: the process ends next."""
+        calls, self._calls = self._calls, None
+        self._handles.clear()
+        if calls is not None:
+            calls.attempt("nvmlShutdown")
+
+    def count(self) -> int:
+        """nvmlDeviceGetCount."""
+        return int(self._open().ask(COUNT, lambda call: call("nvmlDeviceGetCount")))
+
+    def system(self, query: str) -> object:
+        """One of SYSTEM_QUERIES."""
+        row = ROWS[query]
+        return self._open().ask(row.function, lambda call: row.ask(call, None))
+
+    def device(self, index: int, query: str) -> object:
+        """One of DEVICE_QUERIES. The handle is asked for once."""
+        row, calls = ROWS[query], self._open()
+        if index not in self._handles:
+            self._handles[index] = calls.ask(HANDLE, lambda call: call("nvmlDeviceGetHandleByIndex", index))
+        return calls.ask(row.function, lambda call: row.ask(call, self._handles[index]))
+
+    def _open(self) -> "_Calls":
+        if self._calls is None:
+            raise NvmlError(INIT, "UNINITIALIZED")
+        return self._calls
+
+
+class _Calls:
+    """pynvml's functions by name, as they are wrapped: texts come as bytes, which a damaged InfoROM may fill with anything."""
+
+    def __init__(self) -> None:
+        import ctypes
+
+        import pynvml
+
+        self._pynvml: Any = pynvml
+        self._ctypes: Any = ctypes
+        prefix = "NVML_ERROR_"
+        self._codes = {getattr(pynvml, n): n.removeprefix(prefix) for n in dir(pynvml) if n.startswith(prefix)}
+
+    def __call__(self, name: str, *args: object) -> Any:
+        function = getattr(self._pynvml, name, None)
+        if function is None:
+            raise NvmlError(name, "FUNCTION_NOT_FOUND")
+        try:
+            return getattr(function, "__wrapped__", function)(*args)
+        except self._pynvml.NVMLLibraryMismatchError:
+            raise NvmlError(name, "LIB_RM_VERSION_MISMATCH") from None
+        except self._pynvml.NVMLError as error:
+            raise NvmlError(name, self.code(error.value)) from None
+
+    def code(self, value: int) -> str:
+        """The name of an nvmlReturn_t, `ERROR_1234` for one that this pynvml does not know."""
+        return str(self._codes.get(value, f"ERROR_{value}"))
+
+    def ask(self, function: str, question: Callable[["_Calls"], Any]) -> Any:
+        """The question's answer; an error of whatever calls it takes is one of `function`."""
+        try:
+            return question(self)
+        except NvmlError as error:
+            raise NvmlError(function, error.code) from None
+
+    def attempt(self, name: str, *args: object) -> Any:
+        """The call's value; None when it does not have one here, `{"error": CODE}` when it failed."""
+        try:
+            return self(name, *args)
+        except NvmlError as error:
+            return None if error.code in ABSENT else {"error": error.code}
+
+    def struct(self, name: str) -> Any:
+        """A new `c_NAME`."""
+        return self("c_" + name)
+
+    def pointer(self, struct: Any) -> Any:
+        """A pointer to a struct."""
+        return self._ctypes.byref(struct)
+
+    def constant(self, name: str, otherwise: int) -> int:
+        """One of pynvml's numbers."""
+        return int(getattr(self._pynvml, name, otherwise))

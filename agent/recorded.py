@@ -21,7 +21,7 @@ from typing import NoReturn, TypeVar, cast
 
 from agent.errors import Unreadable, UserError
 from agent.host import MAX_FILE, CriImage, EthtoolInfo, Host, Uname
-from agent.nvml import Nvml, NvmlError
+from agent.nvml import COUNT, HANDLE, INIT, Nvml, NvmlError, function_of
 
 T = TypeVar("T")
 
@@ -84,28 +84,28 @@ class RecordedNvml:
     def open(self) -> None:
         """Raises what `init` says; LIBRARY_NOT_FOUND when there is no recording."""
         if not self._answers:
-            raise NvmlError("nvmlInit_v2", "LIBRARY_NOT_FOUND")
-        _answer(self._answers.get("init"), "nvmlInit_v2")
+            raise NvmlError(INIT, "LIBRARY_NOT_FOUND")
+        _answer(self._answers.get("init"), INIT)
 
     def close(self) -> None:
         """Nothing is held."""
 
     def count(self) -> int:
         """How many devices were recorded, or what `count` says."""
-        answer = _answer(self._answers.get("count"), "nvmlDeviceGetCount_v2")
+        answer = _answer(self._answers.get("count"), COUNT)
         return answer if isinstance(answer, int) else len(self._devices)
 
     def system(self, query: str) -> object:
         """A recorded answer; a query without one is NOT_SUPPORTED."""
-        return _answer(self._system.get(query, {"error": "NOT_SUPPORTED"}), query)
+        return _answer(self._system.get(query, {"error": "NOT_SUPPORTED"}), function_of(query))
 
     def device(self, index: int, query: str) -> object:
         """A recorded answer of one device; a query without one is NOT_SUPPORTED, an index without one INVALID_ARGUMENT."""
         if not 0 <= index < len(self._devices):
-            raise NvmlError("nvmlDeviceGetHandleByIndex_v2", "INVALID_ARGUMENT")
+            raise NvmlError(HANDLE, "INVALID_ARGUMENT")
         device = self._devices[index]
-        _answer(device.get("handle"), "nvmlDeviceGetHandleByIndex_v2")
-        return _answer(device.get(query, {"error": "NOT_SUPPORTED"}), query)
+        _answer(device.get("handle"), HANDLE)
+        return _answer(device.get(query, {"error": "NOT_SUPPORTED"}), function_of(query))
 
 
 def _answer(answer: object, function: str) -> object:

@@ -1,0 +1,91 @@
+"""The child process of one collection (`python -m agent.collectors.worker`); agent/collection.py is its parent.
+
+It reads one request, JSON on standard input:
+
+    {"parent": 812, "host": null, "sections": ["cpu", "gpus"], "options": {"image_dir": "...", "cri_socket": ""},
+     "nvmlLibrary": "", "known": "<base64 of a GpusSection>"}
+
+and writes frames to standard output: `{"began": true}`, then for each section, as soon as it is done, a line of JSON and the
+section's bytes: `{"section": "cpu", "size": 1234}`, or instead `{"section": "gpus", "reason": "Bug", "message": "..."}`.
+Whatever else is printed here, by a library too, goes to standard error. The child dies with its parent.
+"""
+
+import base64
+import ctypes
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import BinaryIO
+
+from bettercompute.agent.v1 import inventory_pb2 as pb
+from bettercompute.contract.sections import encode
+
+from agent.collectors import Options, collect
+from agent.errors import FieldError, SectionFailed
+from agent.host import Host
+from agent.nvml import Nvml, PynvmlNvml
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Collects what standard input asks for."""
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    request = json.loads(sys.stdin.buffer.read())
+    _die_with(request["parent"])
+    host, nvml = _doors(request["host"], request["nvmlLibrary"])
+    known = tuple(pb.GpusSection.FromString(base64.b64decode(request["known"])).gpus)
+    options = Options(**request["options"])
+    _write(out, {"began": True})
+    for name in request["sections"]:
+        _write(out, *_outcome(name, host, nvml, known, options))
+    sys.stderr.flush()
+    os._exit(0)  # nothing is left to tidy up, and a driver's library may hang or crash in its own exit handlers
+
+
+def _outcome(name: str, host: Host, nvml: Nvml, known: tuple[pb.Gpu, ...], options: Options) -> tuple[dict[str, object], bytes]:
+    """One section as a frame. The one runner: our bug in one collector costs that section, and goes loud as `Bug`."""
+    try:
+        data = encode(collect(name, host, nvml, known, options))
+        return {"section": name, "size": len(data)}, data
+    except SectionFailed as error:
+        return {"section": name, "reason": error.reason, "message": str(error)}, b""
+    except FieldError as error:
+        return {"section": name, "reason": type(error).__name__, "message": str(error)}, b""
+    except Exception as error:  # noqa: BLE001 - the one runner
+        traceback.print_exc()
+        return {"section": name, "reason": "Bug", "message": f"{type(error).__name__}: {error} ({_where(error)})"}, b""
+
+
+def _where(error: BaseException) -> str:
+    """`gpus.py:61`: the innermost frame."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno}"
+
+
+def _doors(host: str | None, library: str) -> tuple[Host, Nvml]:
+    if host is None:
+        return Host(), PynvmlNvml(library)
+    from agent.recorded import open_host, open_nvml
+
+    return open_host(Path(host)), PynvmlNvml(library) if library else open_nvml(Path(host))
+
+
+def _write(out: BinaryIO, head: dict[str, object], data: bytes = b"") -> None:
+    out.write(json.dumps(head).encode() + b"\n" + data)
+    out.flush()
+
+
+def _die_with(parent: int) -> None:
+    """SIGKILL for this process when its parent ends, however it ends (prctl(2), PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != parent:  # it ended before the call
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
