@@ -1,0 +1,22 @@
+"""What goes wrong in the field, on the receiver's side. Anything else that is raised is our bug and goes loud."""
+
+
+class ReceiverError(Exception):
+    """Something that a person has to know of: what was attempted, what happened, and what to do about it.
+
+    The CLI shows it as `<program>: <attempted>: <happened>` and the hint, indented, on the next line.
+    """
+
+    def __init__(self, attempted: str, happened: str, hint: str = "") -> None:
+        super().__init__(f"{attempted}: {happened}" + (f"\n  {hint}" if hint else ""))
+        self.attempted = attempted
+        self.happened = happened
+        self.hint = hint
+
+
+class DatabaseError(ReceiverError):
+    """The database cannot be used: out of reach, too old, not migrated, or migrated by a newer receiver."""
+
+
+class EmbeddedError(DatabaseError):
+    """The embedded Postgres cannot be started: no binaries, another receiver has the directory, initdb failed."""

@@ -1,0 +1,128 @@
+"""The database as a whole: reaching it, its schema's number, migrating it, and the pool of connections.
+
+A URL is what libpq takes (`postgresql://user@host/name`, `postgresql:///name?host=/socket/dir`, or `host=... dbname=...`).
+Every way in which a database cannot be used is a DatabaseError that says what to do.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg_pool import ConnectionPool
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.pool import NullPool
+
+from receiver.errors import DatabaseError
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+Pool = ConnectionPool[Connection]
+
+OLDEST_SERVER = 150000  # as libpq numbers them: 15.0
+_MIGRATIONS = Path(__file__).parent / "migrations"
+_MIGRATION_LOCK = 0x62635F6D  # advisory: two receivers that migrate at once take turns
+_CONNECT_SECONDS = 10
+
+
+def head() -> int:
+    """The number of the newest migration that this receiver has: the schema that it works with."""
+    return max(int(path.name[:4]) for path in (_MIGRATIONS / "versions").glob("[0-9][0-9][0-9][0-9]_*.py"))
+
+
+def shown(url: str) -> str:
+    """The URL as it may be logged: without its password."""
+    return re.sub(r"(://[^:/@]*):[^@/]*@|(password\s*=\s*)('[^']*'|[^\s&]+)", lambda m: f"{m[1]}@" if m[1] else f"{m[2]}***", url)
+
+
+@contextmanager
+def connect(url: str, autocommit: bool = False) -> Iterator[Connection]:
+    """One connection, closed at the end. Raises DatabaseError when the server cannot be reached or is older than 15."""
+    attempted = f"connect to the database {shown(url)}"
+    try:
+        connection = psycopg.connect(url, autocommit=autocommit, connect_timeout=_CONNECT_SECONDS)
+    except psycopg.Error as error:
+        raise DatabaseError(
+            attempted, " ".join(str(error).split()), "is the server up, and is the database URL right?"
+        ) from error
+    with connection:
+        if connection.info.server_version < OLDEST_SERVER:
+            found = connection.info.parameter_status("server_version")
+            raise DatabaseError(attempted, f"the server is PostgreSQL {found}", "PostgreSQL 15 or newer is needed")
+        yield connection
+
+
+def schema_version(connection: Connection) -> int | None:
+    """The number of the last migration that was run, or None where none was."""
+    there = connection.execute("SELECT to_regclass('alembic_version')").fetchone()
+    if there is None or there[0] is None:
+        return None
+    row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    return int(row[0]) if row else None
+
+
+def check_schema(url: str) -> None:
+    """Raises DatabaseError unless the database can be reached and has exactly this receiver's schema."""
+    with connect(url, autocommit=True) as connection:
+        version = schema_version(connection)
+    _refuse_newer(url, version)
+    if version != head():
+        found = "has no schema yet" if version is None else f"has schema {version:04d}, this receiver needs {head():04d}"
+        raise DatabaseError(f"use the database {shown(url)}", f"it {found}", "run: bc-receiver migrate")
+
+
+def migrate(url: str) -> int | None:
+    """Brings the schema to head() and answers the number it had before (None: it was empty).
+
+    Raises DatabaseError when the server cannot be reached, is too old, or its schema is newer than this receiver's.
+    """
+    with connect(url, autocommit=True) as connection:
+        connection.execute("SELECT pg_advisory_lock(%s)", [_MIGRATION_LOCK])
+        before = schema_version(connection)
+        _refuse_newer(url, before)
+        if before != head():
+            _upgrade(url)
+        return before
+
+
+def _refuse_newer(url: str, version: int | None) -> None:
+    if version is not None and version > head():
+        happened = f"its schema is {version:04d}, newer than this receiver's {head():04d}"
+        raise DatabaseError(
+            f"use the database {shown(url)}", happened, "use the newer receiver that migrated it, or another database"
+        )
+
+
+def _upgrade(url: str) -> None:
+    from alembic import command  # a tenth of a second to import, and hardly ever needed
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    with engine(url).begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+
+
+def engine(url: str) -> Engine:
+    """A SQLAlchemy engine over the same libpq URL, without a pool of its own: for migrations, reflection and tools."""
+    return create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(url), poolclass=NullPool)
+
+
+def create_database(url: str, name: str, template: str = "template0") -> None:
+    """Creates database `name` on the server of `url` unless it is there. `template`: the database to copy."""
+    with connect(url, autocommit=True) as connection:
+        if connection.execute("SELECT FROM pg_database WHERE datname = %s", [name]).fetchone() is None:
+            statement = sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY file_copy")
+            connection.execute(statement.format(sql.Identifier(name), sql.Identifier(template)))
+
+
+def open_pool(url: str, size: int = 8, name: str = "receiver") -> Pool:
+    """An open pool of at most `size` connections whose first one works; the caller closes it. Raises DatabaseError."""
+    check_schema(url)
+    return ConnectionPool(
+        url, min_size=1, max_size=size, name=name, open=True, connection_class=Connection, timeout=_CONNECT_SECONDS
+    )

@@ -1,0 +1,155 @@
+"""The values that the receiver's rules, store and gateway hand each other. Protobuf stops at gateway/codec.py."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+Json = Any  # what json.dumps takes
+Payload = Mapping[str, Json]
+
+Trust = Literal["platform", "tenant-controlled"]
+OutcomeStatus = Literal["applied", "unchanged", "advisory", "refused", "retry"]
+
+NODE_STATUSES = ("adopting", "adopted", "maintenance", "retired", "deleted")
+TRUSTS = ("platform", "tenant-controlled")
+POOL_KINDS = ("gpu", "vps-host", "sandbox")
+SHARINGS = ("exclusive", "mig", "timeslice", "mps")
+POOL_MODES = ("enforce", "observe")
+NODE_KINDS = ("host", "site-agent")
+CONDITION_STATUSES = ("true", "false", "unknown")
+DISRUPTION_KINDS = ("remediation", "workflow", "rollout", "maintenance")
+COMMAND_STATES = ("queued", "sent", "succeeded", "failed", "refused", "expired", "cancelled")
+LABEL_SOURCES = ("inventory", "system", "operator")
+HEALTH_SOURCES = ("xid", "inventory")
+
+SECTION_BYTES = 8 << 20
+SECTIONS_PER_OFFER = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SectionRef:
+    """One section of an offer. `hash` is lower-case hexadecimal SHA-256 of its bytes, `size` their number."""
+
+    name: str
+    schema_version: int
+    hash: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A section that could not be collected, and why, in words."""
+
+    name: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a node offers (SPEC A3). `boot_id`: the boot it was collected in; `trigger`: why ("boot", "refresh", ...)."""
+
+    digest: str
+    sections: tuple[SectionRef, ...]
+    missing: tuple[Missing, ...] = ()
+    collected_at: datetime | None = None
+    boot_id: str = ""
+    trigger: str = ""
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """Section name to hash."""
+        return {section.name: section.hash for section in self.sections}
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryOutcome:
+    """How an offer ended. `section` and `reason` are set with "refused"; `reason` with "retry" too.
+
+    `snapshot_id`: the appended snapshot, or with "unchanged" the applied one.
+    """
+
+    status: OutcomeStatus
+    digest: str
+    snapshot_id: str | None = None
+    section: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """A driver that bcd advertises: `libvirt-kvm`, its version, and the kinds of work it takes."""
+
+    id: str
+    version: str = ""
+    kinds: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HelloFacts:
+    """What a Hello says, and the tenant that an unknown node is created in."""
+
+    protocol_version: str
+    daemon_version: str
+    boot_id: str
+    instance_id: str
+    previous_epoch: int | None = None
+    drivers: tuple[Driver, ...] = ()
+    capabilities: tuple[str, ...] = ()
+    tenant_id: str = "default"
+    receiver_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStart:
+    """What a session begins with. `applied_digest` may be `advisory:<digest>`, or None before the first inventory."""
+
+    node_id: str
+    tenant_id: str
+    epoch: int
+    applied_digest: str | None
+    plan_rev: int
+    created: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLog:
+    """The state of bcd's kernel-log reader."""
+
+    available: bool
+    complete: bool
+    lost_records: int = 0
+    unattributed: int = 0
+    overflow: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What a status report says of the node as a whole. `collected_at`: the last collection that it confirms."""
+
+    digest: str
+    collected_at: datetime | None = None
+    missing: tuple[Missing, ...] = ()
+    kernel_log: KernelLog | None = None
+    abandoned_workers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One difference of two inventories. `before` and `after` are small objects for people; None: there was none.
+
+    `type` is one of planning.diff.CHANGE_TYPES; `device_id` is a GPU's UUID, or None where the change is no GPU's.
+    """
+
+    type: str
+    before: Payload | None = None
+    after: Payload | None = None
+    device_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event as a rule decides it; id, time, tenant, pool, node and schemaVersion are added where it is written."""
+
+    type: str
+    payload: Payload = field(default_factory=dict)
