@@ -1,0 +1,1 @@
+"""One file a host: what it is made of, and nothing else."""
