@@ -4,6 +4,7 @@ A number that does not fit the message's field is None as well: a broken driver'
 """
 
 import re
+from collections.abc import Iterable
 
 MIB = 1 << 20
 _GRAIN = 256 * MIB
@@ -88,3 +89,8 @@ def rounded(size_bytes: int) -> int:
 def device_tree(data: bytes | None) -> str | None:
     """A string property of the device tree, which ends in NUL (the first of several): `b"NVIDIA Jetson AGX Orin\\0"`."""
     return (data or b"").split(b"\0")[0].decode(errors="replace").strip() or None
+
+
+def memory_blocks(names: Iterable[str]) -> set[str]:
+    """The memory blocks in a listing of /sys/devices/system/memory or of a NUMA node's directory: `memory0`, `memory32`, ..."""
+    return {name for name in names if name.startswith("memory") and name[6:].isdecimal()}
