@@ -15,14 +15,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from bettercompute.agent.v1 import inventory_pb2 as pb
-from bettercompute.contract.sections import digest, section_hash
 
 from agent.collectors import COLLECTORS, Options
+from agent.sections import Collected, Failed, Section
 
 KILL_WAIT = 2.0  # seconds that a child has to be gone after SIGKILL
 _POLL = 0.005  # seconds between two looks at a child that is about to end
@@ -32,40 +31,7 @@ _NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID"
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """One collected section: its bytes are never re-encoded."""
-
-    name: str
-    data: bytes
-
-    @property
-    def hash(self) -> str:
-        """Lower-case hexadecimal SHA-256 of the bytes."""
-        return section_hash(self.data)
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A section that could not be collected. `reason` as in SectionFailed, and from here: `Hang`, `WorkerDied`, `Bug`."""
-
-    name: str
-    reason: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Collected:
-    """The outcome of one collection: every section asked for is in one of the two, sorted by name."""
-
-    sections: tuple[Section, ...]
-    failed: tuple[Failed, ...] = ()
-
-    @property
-    def digest(self) -> str:
-        """The digest over the sections present."""
-        return digest((s.name, s.hash) for s in self.sections)
+__all__ = ["Collected", "Collector", "Failed", "Section"]
 
 
 class Collector:

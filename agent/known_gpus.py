@@ -1,0 +1,44 @@
+"""The GPUs that bcd remembers by bus id, over boots: a lost or assigned one keeps its identity (SPEC A1, A4). Pure.
+
+This boot's inventories win; what an earlier boot showed stands while this boot has shown no other GPU there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bettercompute.agent.v1 import inventory_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """A GPU as NVML last told it, and the boot in which it did."""
+
+    boot_id: str
+    gpu: pb.Gpu
+
+
+Known = Mapping[str, Remembered]  # bus id -> GPU
+
+
+def learn(known: Known, section: pb.GpusSection, boot_id: str) -> dict[str, Remembered]:
+    """`known` and what a section of this boot shows. A section whose NVML did not answer still tells the PCI functions."""
+    shown = {gpu.bus_id: gpu for gpu in section.gpus if gpu.bus_id and gpu.uuid and gpu.state != "lost" and not gpu.assigned}
+    uuids = {gpu.uuid for gpu in shown.values()}
+    models = {f.bus_id: f.device_id for f in section.pci_functions}
+    kept = {
+        bus_id: remembered
+        for bus_id, remembered in known.items()
+        if remembered.gpu.uuid not in uuids  # it has moved, or is told anew below
+        and not _another(remembered.gpu, models.get(bus_id))
+    }
+    return kept | {bus_id: Remembered(boot_id, gpu) for bus_id, gpu in shown.items()}
+
+
+def _another(gpu: pb.Gpu, device_id: str | None) -> bool:
+    """Whether PCI shows another model where the GPU was."""
+    return bool(device_id and gpu.device_id and device_id != gpu.device_id)
+
+
+def gpus(known: Known) -> tuple[pb.Gpu, ...]:
+    """The remembered GPUs, sorted by bus id: what the collector is handed."""
+    return tuple(known[bus_id].gpu for bus_id in sorted(known))

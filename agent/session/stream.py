@@ -1,0 +1,203 @@
+"""DOOR: gRPC. Keeps one session with the receiver open for ever: connects, carries the machine's messages, comes back.
+
+What is said and when is machine.py's; this file owns the channel, the clock, the timer and the wait between two sessions.
+A connection that fails is what happens in the field: logged once per cause, tried again.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+from bettercompute.agent.v1 import session_pb2 as pb
+from bettercompute.agent.v1.session_pb2_grpc import AgentServiceStub
+from google.protobuf.message import DecodeError
+
+from agent.config import is_local
+from agent.identity import metadata
+from agent.session import codec, machine
+from agent.session import messages as m
+
+if TYPE_CHECKING:
+    _Call = grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
+
+STEADY = 30.0  # a session that lasted this long ends the run of failures
+
+_OPTIONS: tuple[tuple[str, int], ...] = (
+    # A dead peer is found by the unacknowledged status report (TCP_USER_TIMEOUT, set from the keepalive timeout); pings go no
+    # more often than any server allows by default, and cost an idle node one wake in five minutes.
+    ("grpc.keepalive_time_ms", 301_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.use_local_subchannel_pool", 1),  # each attempt is fresh: the wait between two is ours alone
+    ("grpc.enable_retries", 0),
+)
+
+_CALL_ENDED = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError)  # how a call tells that it is over
+
+_log = logging.getLogger("bcd.session")
+
+
+@dataclass
+class _Outbox:
+    """What waits to be sent: messages in order, then the bodies of sections, one section at a time.
+
+    So a status report never waits for more than the one section that is on its way (A3).
+    """
+
+    messages: deque[m.ToGateway] = field(default_factory=deque)
+    bodies: deque[m.Bodies] = field(default_factory=deque)
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def put(self, message: m.ToGateway) -> None:
+        if isinstance(message, m.Bodies):
+            self.bodies.extend(m.Bodies(message.digest, (s,), message.chunk_bytes) for s in message.sections)
+        else:
+            if isinstance(message, m.InventoryOffer):
+                self.bodies.clear()  # a newer offer replaces the one under way
+            self.messages.append(message)
+        self.ready.set()
+
+    def take(self) -> Iterator[pb.SessionRequest]:
+        queue = self.messages or self.bodies
+        return codec.encode(queue.popleft(), time.time()) if queue else iter(())
+
+
+@dataclass(frozen=True, slots=True)
+class LinkState:
+    """The session for a person: `connecting`, `connected` or `waiting`; times are Unix seconds."""
+
+    state: str
+    since: float
+    server: str
+    epoch: int | None = None
+    error: str = ""
+    next_attempt: float | None = None
+
+
+class Link:
+    """This node's session with its receiver. `note` is told Welcomed, Answered and CollectAgain, synchronously."""
+
+    def __init__(self, server: str, node_id: str, hello: Callable[[], m.Hello], note: Callable[[machine.Output], None]) -> None:
+        self.machine = machine.State()
+        self.state = LinkState("connecting", time.time(), server)
+        self._server = server
+        self._metadata = metadata(node_id)
+        self._hello = hello
+        self._note = note
+        self._outbox = _Outbox()
+        self._ended = asyncio.Event()
+        self._end: m.SessionEnd | None = None
+        self._again = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def feed(self, event: object) -> None:
+        """Takes what happened (of the gateway or of the daemon) through the machine, and sends what follows."""
+        now = asyncio.get_running_loop().time()
+        self.machine, outputs = machine.step(self.machine, event, now)
+        for output in outputs:
+            if isinstance(output, m.Hello | m.StatusReport | m.InventoryOffer | m.Bodies):
+                self._outbox.put(output)
+            elif isinstance(output, machine.Close):
+                self._end = output.end or m.SessionEnd("unspecified", detail="the receiver does not answer")
+                self._ended.set()
+            else:
+                self._heed(output)
+        self._arm()
+
+    def reconnect(self, server: str | None = None) -> None:
+        """Ends the session, or the wait for it, and opens the next one at once; to another server when one is named."""
+        self._server = server or self._server
+        self._again.set()
+        self._ended.set()
+
+    async def run(self) -> None:
+        """Session after session; ends only when it is cancelled."""
+        failures = 0
+        while True:
+            self._ended.clear()
+            self._again.clear()
+            self._end = None
+            started = time.monotonic()
+            error = await self._session()
+            failures = 0 if time.monotonic() - started >= STEADY else failures + 1
+            delay = machine.reconnect_delay(self._end, failures, random.random())
+            self._report(error, 0.0 if self._again.is_set() else delay)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._again.wait(), delay)
+
+    async def _session(self) -> str:
+        """One session, from Hello to its end. Returns why it ended, for a person."""
+        self._move("connecting", error=self.state.error)
+        self._outbox = _Outbox()
+        local = (("grpc.enable_http_proxy", 0),) if is_local(self._server) else ()
+        async with grpc.aio.insecure_channel(self._server, options=_OPTIONS + local) as channel:
+            call = AgentServiceStub(channel).Session(metadata=self._metadata)
+            self.feed(machine.Opened(self._hello()))
+            tasks = [
+                asyncio.create_task(self._read(call)),
+                asyncio.create_task(self._write(call)),
+                asyncio.create_task(self._ended.wait()),
+            ]
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                return await self._why(tasks, call)
+            finally:
+                self.feed(machine.Lost())
+                call.cancel()
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _why(self, tasks: "Iterable[asyncio.Task[Any]]", call: "_Call") -> str:
+        for task in tasks:
+            error = task.exception() if task.done() and not task.cancelled() else None
+            if isinstance(error, DecodeError):
+                return f"a message of the receiver does not parse: {error}"
+            if error is not None and not isinstance(error, _CALL_ENDED):
+                raise error
+        if self._ended.is_set():
+            return "" if self._end is None else f"{self._end.reason}: {self._end.detail}".removesuffix(": ")
+        code, details = await call.code(), await call.details()
+        return "the receiver closed the stream" if code is grpc.StatusCode.OK else f"{code.name}: {details}"
+
+    async def _read(self, call: "_Call") -> None:
+        while isinstance(response := await call.read(), pb.SessionResponse):  # not so at the end of the stream
+            self.feed(codec.decode(response))
+            if self._ended.is_set():
+                return
+
+    async def _write(self, call: "_Call") -> None:
+        while True:
+            await self._outbox.ready.wait()
+            self._outbox.ready.clear()
+            while self._outbox.messages or self._outbox.bodies:
+                for request in self._outbox.take():
+                    await call.write(request)
+
+    def _heed(self, output: machine.Output) -> None:
+        if isinstance(output, machine.Welcomed):
+            self._move("connected", epoch=output.epoch)
+            _log.info("session with %s is open, epoch %d", self._server, output.epoch)
+        self._note(output)
+
+    def _report(self, error: str, delay: float) -> None:
+        """Logs the end of a session: a cause that repeats itself once."""
+        if error and error != self.state.error:
+            _log.warning("session with %s ended: %s; next attempt in %.1f s", self._server, error, delay)
+        self._move("waiting", error=error, next_attempt=time.time() + delay)
+
+    def _move(self, state: str, *, epoch: int | None = None, error: str = "", next_attempt: float | None = None) -> None:
+        self.state = LinkState(state, time.time(), self._server, epoch, error, next_attempt)
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if (deadline := self.machine.deadline) is not None:
+            self._timer = asyncio.get_running_loop().call_at(deadline, self.feed, machine.Tick())
