@@ -1765,7 +1765,7 @@ class DisksSection(_message.Message):
     UNREADABLE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def disks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Disk]:
-        """physical ones; sorted by WWN or serial, then model, then kernel name: names change per boot"""
+        """physical ones; sorted by WWN or serial, then model, bus id, kernel name: names change per boot"""
 
     @_builtins.property
     def md_arrays(self) -> _containers.RepeatedCompositeFieldContainer[Global___MdArray]:

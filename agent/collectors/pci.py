@@ -1,0 +1,31 @@
+"""Which PCI function a device hangs on, from the device's own path in sysfs."""
+
+import re
+
+from bettercompute.contract.bus_id import bus_id
+
+from agent.collectors import Files
+
+_FUNCTION = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+
+def function_directory(path: str) -> str | None:
+    """The directory of the nearest PCI function on the way to a device; None when it is on no PCI bus.
+
+    >>> function_directory("/sys/devices/pci0000:80/0000:80:01.1/0000:81:00.0/nvme/nvme0/nvme0n1")
+    '/sys/devices/pci0000:80/0000:80:01.1/0000:81:00.0'
+    """
+    parts = path.split("/")
+    for last in range(len(parts) - 1, 0, -1):
+        if _FUNCTION.fullmatch(parts[last]):
+            return "/".join(parts[: last + 1])
+    return None
+
+
+def place(files: Files, path: str | None) -> tuple[str | None, int | None]:
+    """Bus id (NVML's form) and NUMA node of the PCI function that a device hangs on. A node of -1 is none."""
+    directory = function_directory(path or "")
+    if directory is None:
+        return None, None
+    node = files.integer(f"{directory}/numa_node")
+    return bus_id(directory.rsplit("/", 1)[-1]), node if node is not None and node >= 0 else None
