@@ -21,8 +21,11 @@ class Unreadable(FieldError):
 
     @property
     def absent(self) -> bool:
-        """The file is not there: an answer, not a fault. Collectors leave the field out and say nothing."""
-        return self.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.ENODEV)
+        """The file is not there, or the device has no such thing (EOPNOTSUPP of a sysfs attribute): an answer, not a fault.
+
+        Collectors leave the field out and say nothing.
+        """
+        return self.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.ENODEV, errno.EOPNOTSUPP)
 
 
 class SectionFailed(FieldError):

@@ -1816,7 +1816,7 @@ class Disk(_message.Message):
     bytes: _builtins.int
     rotational: _builtins.bool
     transport: _builtins.str
-    """"nvme", "sata", "sas", "virtio", "usb" """
+    """"nvme", "sata", "sas", "virtio", "usb", "mmc", "xen", "vmbus", "pmem" """
     firmware: _builtins.str
     logical_sector_bytes: _builtins.int
     physical_sector_bytes: _builtins.int
@@ -2019,13 +2019,13 @@ class Nic(_message.Message):
     PORT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     permanent_mac: _builtins.str
-    """"b8:3f:d2:00:00:01"; for InfiniBand the 20-byte hardware address"""
+    """"b8:3f:d2:00:00:01"; for InfiniBand the port's GUID: the other 12 bytes move"""
     driver: _builtins.str
     firmware: _builtins.str
     bus_id: _builtins.str
     numa_node: _builtins.int
     kind: _builtins.str
-    """"ethernet", "infiniband" """
+    """"ethernet", "infiniband", "wlan" """
     sriov_total: _builtins.int
     sriov_configured: _builtins.int
     port: _builtins.int
@@ -2161,6 +2161,7 @@ class HcaPort(_message.Message):
     LINK_LAYER_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     guid: _builtins.str
+    """of an InfiniBand port: a RoCE port has none of its own"""
     link_layer: _builtins.str
     """"InfiniBand", "Ethernet" """
     def __init__(
