@@ -20,7 +20,7 @@ _BLOCK_SIZE = "/sys/devices/system/memory/block_size_bytes"
 
 @dataclass(frozen=True, slots=True)
 class CpuInfo:
-    """`first`: the first processor's lines; `threads`: how many processors; `packages`: physical id -> cores, 0 where not said."""
+    """`first`: the first processor's lines; `threads`: how many processors; `packages`: physical id -> cores, 0 when not said."""
 
     first: dict[str, str]
     threads: int
@@ -76,12 +76,12 @@ def parse_cpuinfo(data: bytes) -> CpuInfo:
     `cpu cores` is the package's count of cores; the core ids repeat within one on some AMD machines, so they are not counted.
     Architectures without `processor` lines, or with a first block of another kind (s390), have no threads here.
     """
-    blocks = [block for block in data.split(b"\n\n") if block.lstrip().startswith(b"processor\t")]
+    blocks = [block for block in data.split(b"\n\n") if re.match(rb"\s*processor\s*:", block)]
     packages: dict[str, int] = {}
     for block in blocks:
-        package = _field(block, b"\nphysical id\t")
+        package = _field(block, b"\nphysical id")
         if package is not None and package not in packages:
-            packages[package] = sysfs.number(_field(block, b"\ncpu cores\t"), bits=16) or 0
+            packages[package] = sysfs.number(_field(block, b"\ncpu cores"), bits=16) or 0
     if not all(packages.values()):  # a package that does not count its cores: no sum of them either
         packages = dict.fromkeys(packages, 0)
     first = sysfs.colon_values((blocks[0] if blocks else data).decode(errors="replace"))

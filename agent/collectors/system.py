@@ -207,7 +207,7 @@ def _hypervisor_flag(files: Files) -> bool | None:
     if modalias.startswith("cpu:type:x86"):
         return _HYPERVISOR_FEATURE in modalias
     cpuinfo = files.bytes("/proc/cpuinfo") or b""
-    start = cpuinfo.find(b"\nflags\t")
+    start = cpuinfo.find(b"\nflags")
     if start < 0:
         return None
     return b"hypervisor" in cpuinfo[start + 1 :].split(b"\n", 1)[0].split()
