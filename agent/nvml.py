@@ -16,7 +16,7 @@ Values come as the driver says them: `N/A`, blanks and all-ones included. What t
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from agent.nvml_queries import ABSENT, ROWS, NvmlError
+from agent.nvml_queries import ABSENT, RETURNS, ROWS, NvmlError
 
 __all__ = ["COUNT", "DEVICE_QUERIES", "HANDLE", "INIT", "SYSTEM_QUERIES", "Nvml", "NvmlError", "PynvmlNvml", "function_of"]
 
@@ -160,8 +160,6 @@ class _Calls:
 
         self._pynvml: Any = pynvml
         self._ctypes: Any = ctypes
-        prefix = "NVML_ERROR_"
-        self._codes = {getattr(pynvml, n): n.removeprefix(prefix) for n in dir(pynvml) if n.startswith(prefix)}
 
     def __call__(self, name: str, *args: object) -> Any:
         function = getattr(self._pynvml, name, None)
@@ -175,8 +173,8 @@ class _Calls:
             raise NvmlError(name, self.code(error.value)) from None
 
     def code(self, value: int) -> str:
-        """The name of an nvmlReturn_t, `ERROR_1234` for one that this pynvml does not know."""
-        return str(self._codes.get(value, f"ERROR_{value}"))
+        """The name of an nvmlReturn_t, `ERROR_1234` for one that is newer."""
+        return RETURNS.get(value, f"ERROR_{value}")
 
     def ask(self, function: str, question: Callable[["_Calls"], Any]) -> Any:
         """The question's answer; an error of whatever calls it takes is one of `function`."""
