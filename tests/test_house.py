@@ -38,7 +38,10 @@ def test_committed_stubs_are_what_the_generator_writes(tmp_path: Path) -> None:
     )
     fresh = {p.relative_to(tmp_path): p.read_bytes() for p in tmp_path.rglob("*_pb2*")}
     committed = {
-        p.relative_to(ROOT / "proto"): p.read_bytes() for p in (ROOT / "proto").rglob("*_pb2*") if "__pycache__" not in p.parts
+        p.relative_to(root): p.read_bytes()
+        for root, folder in ((ROOT / "proto", "bettercompute"), (ROOT, "agent/cri"))
+        for p in (root / folder).rglob("*_pb2*")
+        if "__pycache__" not in p.parts
     }
     assert sorted(fresh) == sorted(committed)
     assert [str(p) for p in fresh if fresh[p] != committed[p]] == [], "run `make proto`"

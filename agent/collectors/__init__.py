@@ -8,6 +8,7 @@ inventory.proto, a row in bettercompute.contract.sections, a file and a row here
 Order matters only for a hang: `gpus` asks the driver and comes last, so that the other seven are out before it.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -17,7 +18,7 @@ from bettercompute.agent.v1 import inventory_pb2 as pb
 from google.protobuf.message import Message
 
 from agent.errors import Unreadable
-from agent.host import Host
+from agent.host import MAX_FILE, Host
 from agent.nvml import Nvml
 
 T = TypeVar("T")
@@ -51,9 +52,9 @@ class Files:
     host: Host
     failures: dict[str, int] = field(default_factory=dict)
 
-    def bytes(self, path: str) -> bytes | None:
-        """The file's bytes, or None."""
-        return self._attempt(lambda: self.host.read(path))
+    def bytes(self, path: str, limit: int = MAX_FILE, follow: bool = True) -> bytes | None:
+        """The file's bytes, or None. More than `limit` bytes, or a link that is not to be followed: not read."""
+        return self._attempt(lambda: self.host.read(path, limit, follow))
 
     def text(self, path: str) -> str | None:
         """The file's text without blanks at its ends (bytes that are not UTF-8 replaced), or None."""
@@ -83,6 +84,10 @@ class Files:
     def realpath(self, path: str) -> str | None:
         """The host path with its links followed, or None."""
         return self._attempt(lambda: self.host.realpath(path))
+
+    def stat(self, path: str, follow: bool = True) -> os.stat_result | None:
+        """stat(2) of the path (lstat(2) without `follow`), or None."""
+        return self._attempt(lambda: self.host.stat(path, follow))
 
     def exists(self, path: str) -> bool:
         """Whether the path is there."""
