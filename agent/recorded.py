@@ -12,6 +12,7 @@ host.json, every key optional (`bcd capture` writes it, agent/recorder.py):
 """
 
 import json
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -134,7 +135,7 @@ def open_host(directory: Path) -> RecordedHost:
         errors=facts.mapping("errors", int),
         name=_uname(facts, bare),
         boot=facts.get("bootId", str, "") or _text(bare, "/proc/sys/kernel/random/boot_id") or NO_BOOT_ID,
-        seconds=facts.get("uptime", float, 0.0),
+        seconds=facts.get("uptime", float, _uptime(bare)),
         interfaces={name: _ethtool(facts, name, entry) for name, entry in facts.mapping("ethtool", dict).items()},
         sizes=facts.mapping("sizes", int),
         cri=cri,
@@ -214,6 +215,14 @@ def _uname(facts: _Json, bare: Host) -> Uname:
     }
     said = facts.words("uname", entry, tuple(found))
     return Uname(*(text or default for text, default in zip(said, found.values(), strict=True)))
+
+
+def _uptime(host: Host) -> float:
+    """Of /proc/uptime, `182044.50 9120331.12`; where it was not recorded, long ago: nothing of that boot is settling any more."""
+    try:
+        return float(_text(host, "/proc/uptime").split()[0])
+    except (ValueError, IndexError):
+        return math.inf
 
 
 def _ethtool(facts: _Json, interface: str, entry: dict[str, object]) -> EthtoolInfo:

@@ -1,8 +1,8 @@
 """When what is said: the conversation with the gateway as a table of (phase, event) -> rule (SPEC A3). Pure.
 
-Events are the gateway's messages and four of our own: Opened, StatusChanged, InventoryChanged, Tick. A rule returns the next
-state and what goes out: messages to send, and notes to the daemon (Welcomed, Settled, CollectAgain, Close). A pair that is not in
-the table changes nothing: the peer may be newer, or its message crossed ours.
+Events are the gateway's messages and our own: Opened, HelloChanged, StatusChanged, InventoryChanged, Tick, Lost. A rule returns
+the next state and what goes out: messages to send, and notes to the daemon (Welcomed, Answered, CollectAgain, Close). A pair
+that is not in the table changes nothing: the peer may be newer, or its message crossed ours.
 
 One State outlives its stream: `Opened` begins the next session and keeps what was refused and until when. Times are seconds
 of one monotonic clock.
@@ -42,6 +42,13 @@ class Phase(Enum):
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A stream is open: greet."""
+
+    hello: m.Hello
+
+
+@dataclass(frozen=True, slots=True)
+class HelloChanged:
+    """What Hello would say is now this: said again on the open stream when drivers or capabilities differ (A7)."""
 
     hello: m.Hello
 
@@ -121,6 +128,8 @@ class State:
 
     phase: Phase = Phase.CLOSED
     since: float = 0.0  # of the phase, for its limit
+    said: m.Hello | None = None  # the last Hello of this stream
+    hello: m.Hello | None = None  # what it would be now
     interval: float = 30.0
     chunk_bytes: int = 1 << 20
     applied: str = ""  # the receiver's digest, as far as it told
@@ -180,10 +189,11 @@ def step(state: State, event: object, now: float) -> tuple[State, Outputs]:
     """What follows from an event: its rule, then the report and the offer that are due."""
     rule = TABLE.get((state.phase, type(event)), _nothing)
     state, out = rule(state, event, now)
+    state, hello = _hello_due(state, now)
     state, offer = _offer_due(state, now)
     state, report = _report_due(state, now)
     # After Welcome the report goes first (A3); later the offer does, so that the gateway does not ask for it on the report.
-    return state, out + (report + offer if state.seq == 1 else offer + report)
+    return state, out + hello + (report + offer if state.seq == 1 else offer + report)
 
 
 # ---- rules
@@ -194,8 +204,11 @@ def _nothing(state: State, event: object, now: float) -> tuple[State, Outputs]:
 
 
 def _open(state: State, event: Opened, now: float) -> tuple[State, Outputs]:
-    fresh = State(phase=Phase.GREETING, since=now, status=state.status, inventory=state.inventory, hold=state.hold)
-    return fresh, (event.hello,)
+    return replace(_closed(state), phase=Phase.GREETING, since=now, said=event.hello, hello=event.hello), (event.hello,)
+
+
+def _hello(state: State, event: HelloChanged, now: float) -> tuple[State, Outputs]:
+    return replace(state, hello=event.hello), ()
 
 
 def _welcome(state: State, event: m.Welcome, now: float) -> tuple[State, Outputs]:
@@ -284,6 +297,7 @@ TABLE: Mapping[tuple[Phase, type], Rule] = {
     (Phase.GREETING, m.Welcome): _welcome,
     (Phase.IDLE, m.InventoryRequest): _asked,
     **{(phase, m.InventoryRequest): _wanted for phase in _UNDER_WAY},
+    **{(phase, HelloChanged): _hello for phase in _OPEN},
     **{(phase, m.InventoryResult): _result for phase in _WELCOMED},  # late ones too
     **{(phase, m.SessionEnd): _end for phase in _OPEN},
     **{(phase, Tick): _tick for phase in _OPEN},
@@ -294,6 +308,15 @@ TABLE: Mapping[tuple[Phase, type], Rule] = {
 
 
 # ---- what is due
+
+
+def _hello_due(state: State, now: float) -> tuple[State, Outputs]:
+    said, new = state.said, state.hello
+    if not state.welcomed or said is None or new is None:
+        return state, ()
+    if (said.drivers, said.capabilities) == (new.drivers, new.capabilities):
+        return state, ()
+    return replace(state, said=new), (new,)
 
 
 def _offer_due(state: State, now: float) -> tuple[State, Outputs]:

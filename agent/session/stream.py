@@ -10,7 +10,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -63,9 +63,26 @@ class _Outbox:
             self.messages.append(message)
         self.ready.set()
 
-    def take(self) -> Iterator[pb.SessionRequest]:
+    def take(self) -> m.ToGateway | None:
         queue = self.messages or self.bodies
-        return codec.encode(queue.popleft(), time.time()) if queue else iter(())
+        return queue.popleft() if queue else None
+
+
+@dataclass
+class Sent:
+    """What this run of bcd has sent, over all sessions."""
+
+    offers: int = 0
+    sections: int = 0
+    section_bytes: int = 0
+
+    def count(self, message: m.ToGateway) -> None:
+        """Counts a message that is about to go."""
+        if isinstance(message, m.InventoryOffer):
+            self.offers += 1
+        elif isinstance(message, m.Bodies):
+            self.sections += len(message.sections)
+            self.section_bytes += sum(len(section.data) for section in message.sections)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +103,7 @@ class Link:
     def __init__(self, server: str, node_id: str, hello: Callable[[], m.Hello], note: Callable[[machine.Output], None]) -> None:
         self.machine = machine.State()
         self.state = LinkState("connecting", time.time(), server)
+        self.sent = Sent()
         self._server = server
         self._metadata = metadata(node_id)
         self._hello = hello
@@ -176,8 +194,9 @@ class Link:
         while True:
             await self._outbox.ready.wait()
             self._outbox.ready.clear()
-            while self._outbox.messages or self._outbox.bodies:
-                for request in self._outbox.take():
+            while (message := self._outbox.take()) is not None:
+                self.sent.count(message)
+                for request in codec.encode(message, time.time()):
                     await call.write(request)
 
     def _heed(self, output: machine.Output) -> None:

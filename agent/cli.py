@@ -1,0 +1,266 @@
+"""bcd's command line: arguments and exit codes only. What a command needs is imported when it runs."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agent import config as settings
+from agent.config import Config
+from agent.errors import FieldError, UserError
+
+if TYPE_CHECKING:
+    from agent.sections import Collected
+
+EXIT_CODES = """exit codes:
+  0  done
+  1  done with warnings, or the answer is no (a section is missing; the receiver does not have it)
+  2  the command cannot be carried out; standard error says what to do"""
+
+Arguments = argparse.Namespace
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command: its name, help, own arguments and action, which answers the exit code."""
+
+    name: str
+    help: str
+    add: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[Arguments], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; its exit code. Also the script's entry point."""
+    arguments = _parser().parse_args(argv)
+    try:
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+        return code
+    except FieldError as error:
+        print(f"bcd: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `bcd inventory | head`: whoever reads has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+# ---- run
+
+
+def _run(arguments: Arguments) -> int:
+    from agent import service
+
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it would print is in the session's error
+    service.run(_config(arguments), _host_dir(arguments), lambda: _config(arguments))
+    return 0
+
+
+# ---- inventory
+
+
+def _add_inventory(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help="only these: system os cpu memory gpus disks nics images")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one object keyed by section name (proto3 JSON mapping)")
+    form.add_argument("--hashes", action="store_true", help="`name sha256` lines")
+
+
+def _inventory(arguments: Arguments) -> int:
+    from bettercompute.contract.sections import SECTIONS, decode
+
+    if unknown := [name for name in arguments.sections if name not in SECTIONS]:
+        raise UserError(f"inventory: no section is named {', '.join(unknown)}", f"the sections are {', '.join(SECTIONS)}")
+    names = [name for name in SECTIONS if name in arguments.sections or not arguments.sections]
+    collected = _collect(arguments, names)
+    sections = {name: section for name in SECTIONS for section in collected.sections if section.name == name}
+    if arguments.hashes:
+        print("".join(f"{name} {section.hash}\n" for name, section in sections.items()), end="")
+    else:
+        _show({name: (decode(name, section.data), section.hash) for name, section in sections.items()}, arguments.json)
+    for failed in collected.failed:
+        print(f"bcd: collecting section {failed.name}: {failed.reason}: {failed.message}", file=sys.stderr)
+    return 1 if collected.failed else 0
+
+
+def _show(messages: Mapping[str, Any], as_json: bool) -> None:
+    from google.protobuf.json_format import MessageToDict
+
+    mapped = {name: MessageToDict(message, always_print_fields_with_no_presence=True) for name, (message, _) in messages.items()}
+    if as_json:
+        _print_json(mapped)
+        return
+    from agent import render
+
+    blocks = (block for name, value in mapped.items() for block in render.section_blocks(name, value, messages[name][1][:12]))
+    render.draw(blocks, sys.stdout)
+
+
+def _collect(arguments: Arguments, names: Sequence[str]) -> "Collected":
+    import asyncio
+    import contextlib
+
+    from agent import known_gpus, service
+    from agent.inventory import Store
+
+    config = _config(arguments)
+    host_dir = _host_dir(arguments)
+    # The GPUs that the daemon remembers here; another host's (a recorded one) only when its data directory is named.
+    mine = host_dir is None or "data_dir" in _flags(arguments)
+    known = known_gpus.gpus(Store(config.data_dir / "inventory").known_gpus()) if mine else ()
+
+    async def work() -> "Collected":
+        progress = asyncio.create_task(_progress())
+        try:
+            return await service.collector(config, host_dir).collect(names, known)
+        finally:
+            progress.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await progress
+
+    return asyncio.run(work())
+
+
+async def _progress() -> None:
+    """On a terminal, after a second: that it takes long."""
+    import asyncio
+
+    if not sys.stderr.isatty():
+        return
+    seconds = 0
+    try:
+        while True:
+            await asyncio.sleep(1)
+            seconds += 1
+            print(f"\rcollecting, {seconds} s ", end="", file=sys.stderr, flush=True)
+    finally:
+        if seconds:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+# ---- capture
+
+
+def _add_capture(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", type=Path, metavar="DIR", help="where the recorded host is written; must not exist yet")
+    parser.add_argument("--redact", action="store_true", help="replace serials, UUIDs, MACs and names, consistently")
+
+
+def _capture(arguments: Arguments) -> int:
+    raise NotImplementedError
+
+
+# ---- status, refresh
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="as one JSON object")
+
+
+def _status(arguments: Arguments) -> int:
+    from agent import local, render
+
+    answer = local.call(_config(arguments).socket_path, "status", 10.0)
+    if arguments.json:
+        _print_json(answer)
+    else:
+        render.draw(render.status_blocks(answer, render.now()), sys.stdout)
+    return 0
+
+
+def _add_refresh(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--timeout", default="2m", metavar="TIME", help="how long to wait for the receiver (default %(default)s)")
+    _add_json(parser)
+
+
+def _refresh(arguments: Arguments) -> int:
+    from agent import local
+
+    try:
+        seconds = settings.duration(arguments.timeout)
+    except ValueError as error:
+        raise UserError(f"refresh: --timeout {arguments.timeout!r}: {error}") from error
+    answer = local.call(_config(arguments).socket_path, "refresh", seconds + 10, timeout=seconds)
+    if arguments.json:
+        _print_json(answer)
+    elif answer["applied"]:
+        print(f"the receiver has the inventory {str(answer['digest'])[:12]}, collected {answer['collectedAt']}")
+    for missing in answer["missing"]:
+        print(f"bcd: section {missing['name']} is missing: {missing['error']}", file=sys.stderr)
+    if not answer["applied"]:
+        print(f"bcd: refresh: the receiver does not have the inventory: {answer['reason']}", file=sys.stderr)
+    return 0 if answer["applied"] else 1
+
+
+# ---- the parser
+
+COMMANDS = (
+    Command("run", "the daemon: collect, report, stay", lambda parser: None, _run),
+    Command("inventory", "collect now and print; nothing is sent", _add_inventory, _inventory),
+    Command("capture", "record this host as a directory, for bug reports and tests", _add_capture, _capture),
+    Command("refresh", "make the running daemon collect and offer now; ends when the receiver has it", _add_refresh, _refresh),
+    Command("status", "what the running daemon has, and what the receiver has of it", _add_json, _status),
+)
+_SHOWN = ("data_dir",)  # in every command's help; the other settings in that of `run`
+
+
+def _parser() -> argparse.ArgumentParser:
+    form: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "epilog": EXIT_CODES, "allow_abbrev": False}
+    parser = argparse.ArgumentParser("bcd", description="The node agent of a GPU cloud. Settings: bcd run --help.", **form)
+    _add_global(parser, _SHOWN)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        sub = commands.add_parser(command.name, help=command.help, description=command.help, **form)
+        _add_global(sub, [s.name for s in settings.SETTINGS] if command.name == "run" else _SHOWN)
+        command.add(sub)
+        sub.set_defaults(run=command.run)
+    return parser
+
+
+def _add_global(parser: argparse.ArgumentParser, shown: Sequence[str]) -> None:
+    """The options that every command takes, before its name or behind it: the host, and a flag for each setting."""
+    quiet = argparse.SUPPRESS
+    parser.add_argument("--host", type=Path, metavar="DIR", default=quiet, help="a recorded host instead of this one")
+    help_ = f"configuration file (TOML; default {settings.DEFAULT_FILE}, {settings.FILE_VARIABLE})"
+    parser.add_argument("--config", type=Path, metavar="FILE", default=quiet, help=help_)
+    group = parser.add_argument_group("settings")
+    for setting in settings.SETTINGS:
+        text = f"{setting.help} Default: {setting.toml}. {setting.variable}".replace("%", "%%")
+        value: dict[str, Any] = {"metavar": "VALUE"}
+        if setting.kind is settings.FLAG:
+            value = {"action": "store_const", "const": "true"}
+        group.add_argument(
+            setting.flag,
+            dest=f"setting_{setting.name}",
+            default=quiet,
+            help=text if setting.name in shown else quiet,
+            **value,
+        )
+
+
+def _flags(arguments: Arguments) -> dict[str, str]:
+    return {name.removeprefix("setting_"): value for name, value in vars(arguments).items() if name.startswith("setting_")}
+
+
+def _config(arguments: Arguments) -> Config:
+    return settings.load(getattr(arguments, "config", None), os.environ, _flags(arguments))
+
+
+def _host_dir(arguments: Arguments) -> Path | None:
+    host: Path | None = getattr(arguments, "host", None)
+    return host
+
+
+def _print_json(value: object) -> None:
+    import json
+
+    print(json.dumps(value, indent=2))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

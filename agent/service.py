@@ -1,0 +1,343 @@
+"""The daemon's composition root: opens the doors, starts the tasks in one TaskGroup, ends them.
+
+Collections change the inventory; each change goes to the session first and to the disk then. Everything here runs on one event
+loop; what could block (a collection) is a child process.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from bettercompute.agent.v1 import inventory_pb2 as pb
+
+from agent import identity, inventory, known_gpus, local, log, settling, status, triggers
+from agent.collection import Collector
+from agent.collectors import Options
+from agent.config import Config
+from agent.errors import FieldError, UserError
+from agent.host import Host
+from agent.recorded import open_host
+from agent.sections import Collected
+from agent.session import machine
+from agent.session import messages as m
+from agent.session.stream import Link
+from agent.systemd import Notifier
+
+VERSION = version("better-compute-node")
+REFRESH_TIMEOUT = 120.0  # seconds, as inventory.refresh has (A7)
+CONNECT_PATIENCE = 10.0  # how long a refresh waits for a receiver that is not connected
+
+_log = logging.getLogger("bcd")
+
+
+def options(config: Config) -> Options:
+    """The settings that change what is collected."""
+    return Options(image_dir=config.image_dir, cri_socket=config.cri_socket)
+
+
+def collector(config: Config, host_dir: Path | None) -> Collector:
+    """The collector of this host, or of a recorded one."""
+    return Collector(host_dir, options(config), config.nvml_library, config.collect_limit)
+
+
+def run(config: Config, host_dir: Path | None, reload: Callable[[], Config]) -> None:
+    """Runs the daemon until SIGTERM or SIGINT. `reload` reads the settings again. Raises UserError when it cannot start."""
+    log.setup(config.log_format)
+    notifier = Notifier()
+    with local.only_daemon(config.data_dir):
+        node_id = identity.load_or_create(config.data_dir)
+        asyncio.run(Daemon(config, host_dir, node_id, notifier, reload).run())
+
+
+class Daemon:
+    """The daemon's state: one inventory, one queue of triggers, one session."""
+
+    def __init__(
+        self, config: Config, host_dir: Path | None, node_id: str, notifier: Notifier, reload: Callable[[], Config]
+    ) -> None:
+        self._config = config
+        self._host_dir = host_dir
+        self._node_id = node_id
+        self._notifier = notifier
+        self._reload = reload
+        self._instance_id = os.urandom(16).hex()
+        self._started = time.monotonic()
+        self._collector = collector(config, host_dir)
+        self._store = inventory.Store(config.data_dir / "inventory")
+        self._known = self._store.known_gpus()
+        self._triggers = triggers.Triggers()
+        self._wanted = asyncio.Event()
+        self._news = asyncio.Event()
+        self._resettled = asyncio.Event()
+        self._answer: m.InventoryResult | None = None
+        self._stop = asyncio.Event()
+        self._uptime_at_start = self._host().uptime()
+        self._boot_id = self._host().boot_id()
+        stored = self._store.load()
+        self._inventory = stored if stored and stored.boot_id == self._boot_id else None
+        self._link = Link(config.server, node_id, self._hello, self._noted)
+        self._first_trigger(stored)
+
+    async def run(self) -> None:
+        """Runs until a signal ends it; cleanly, within a second or two."""
+        methods = {"status": self._local_status, "refresh": self._local_refresh}
+        if self._inventory:
+            self._link.feed(machine.InventoryChanged(status.offer(self._inventory)))
+            self._link.feed(machine.StatusChanged(self._status()))
+        with self._signals():
+            async with local.serve(self._config.socket_path, methods), asyncio.TaskGroup() as group:
+                jobs = (self._collect, self._watchdog, self._link.run, self._rescan, self._images)
+                tasks = [group.create_task(job()) for job in jobs]
+                _log.info("bcd %s runs as %s, boot %s", VERSION, self._node_id, self._boot_id)
+                self._notifier.ready()
+                await self._stop.wait()
+                _log.info("bcd ends")
+                self._notifier.stopping()
+                for task in tasks:
+                    task.cancel()
+
+    # -- collecting
+
+    def _want(self, reason: str) -> int:
+        """Adds a trigger; the number of the collection that will have served it."""
+        self._triggers = self._triggers.add(reason)
+        self._wanted.set()
+        return self._triggers.next
+
+    def _first_trigger(self, stored: inventory.Inventory | None) -> None:
+        prints = (stored.boot_id, stored.fingerprint) if stored else None
+        now = inventory.fingerprint(self._host(), VERSION)
+        missing = [f.name for f in stored.failed] if stored else []
+        if reason := triggers.at_start(prints, self._boot_id, now, missing):
+            self._want(reason)
+
+    async def _collect(self) -> None:
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            self._triggers, work = self._triggers.start()
+            if work is None:
+                continue
+            try:
+                await self._collect_once(work)
+            except FieldError as error:  # a recorded host that is no longer one
+                _log.error("collection (%s) failed: %s", work.reason, error)
+            self._triggers = self._triggers.finish()
+            if self._triggers.reasons:
+                self._wanted.set()
+            self._tell()
+
+    async def _collect_once(self, work: triggers.Work) -> None:
+        host = self._host()
+        boot_id = host.boot_id()
+        whole = self._inventory is None or self._inventory.boot_id != boot_id
+        names = sorted(triggers.ALL if whole else work.sections)
+        # Taken before: what happens during the collection shows as a difference at the next start.
+        prints = inventory.fingerprint(host, VERSION)
+        collected = await self._collector.collect(names, known_gpus.gpus(self._known))
+        uptime = self._uptime(host)
+        collected = settling.judge(self._learnt(collected, boot_id), uptime, self._config.settle)
+        now = inventory.Inventory(boot_id, work.reason, time.time(), prints, (), (), {})
+        self._changed(inventory.merge(self._inventory, collected, now))
+        for failed in collected.failed:
+            _log.warning("section %s is missing: %s: %s", failed.name, failed.reason, failed.message)
+        if (delay := settling.retry_delay(collected, uptime, self._config.settle)) is not None:
+            asyncio.get_running_loop().call_later(delay, self._want, "settling")
+
+    def _learnt(self, collected: Collected, boot_id: str) -> Collected:
+        for section in collected.sections:
+            if section.name == "gpus":
+                self._known = known_gpus.learn(self._known, pb.GpusSection.FromString(section.data), boot_id)
+        return collected
+
+    def _changed(self, new: inventory.Inventory) -> None:
+        """The inventory of now is another: the receiver hears of it first, the disk then."""
+        self._inventory = new
+        self._link.feed(machine.InventoryChanged(status.offer(new)))
+        self._link.feed(machine.StatusChanged(self._status()))
+        if new.boot_id != self._boot_id:  # a recorded host that has been rebooted: Hello names the boot
+            self._boot_id = new.boot_id
+            self._link.reconnect()
+        else:
+            self._link.feed(machine.HelloChanged(self._hello()))
+        self._store.save(new, self._known)
+        _log.info("collected (%s): digest %s, %d of 8 sections", new.trigger, new.digest[:12], len(new.sections))
+
+    async def _rescan(self) -> None:
+        await self._every("rescan", lambda: triggers.rescan_delay(self._config.rescan_interval, random.random()))
+
+    async def _images(self) -> None:
+        await self._every("images", lambda: triggers.IMAGES_INTERVAL if self._config.cri_socket else 0.0)
+
+    async def _every(self, reason: str, delay: Callable[[], float]) -> None:
+        """A trigger each `delay()` seconds, 0 is never; asked again when the settings change."""
+        while True:
+            try:
+                async with asyncio.timeout(delay() or None):
+                    await self._resettled.wait()
+            except TimeoutError:
+                self._want(reason)
+
+    # -- the host
+
+    def _host(self) -> Host:
+        """The host, a recorded one read anew."""
+        return open_host(self._host_dir) if self._host_dir else Host()
+
+    def _uptime(self, host: Host) -> float:
+        """Seconds since boot; a recorded host's go on from what is recorded."""
+        return max(host.uptime(), self._uptime_at_start + time.monotonic() - self._started)
+
+    # -- the session
+
+    def _hello(self) -> m.Hello:
+        return m.Hello(
+            daemon_version=VERSION,
+            boot_id=self._boot_id,
+            instance_id=self._instance_id,
+            previous_epoch=identity.read_epoch(self._config.data_dir),
+            capabilities=status.capabilities(self._inventory, self._boot_id),
+            digest=self._inventory.digest if self._inventory else "",
+        )
+
+    def _status(self) -> m.Status:
+        return status.report(self._inventory, self._collector.abandoned)
+
+    def _noted(self, note: machine.Output) -> None:
+        """What the session tells the daemon."""
+        if isinstance(note, machine.Welcomed):
+            identity.write_epoch(self._config.data_dir, note.epoch)
+        elif isinstance(note, machine.CollectAgain):
+            self._want("refused")
+        elif isinstance(note, machine.Answered):
+            self._answer = note.result
+            _log.info("the receiver's answer on %s: %s", note.result.digest[:12], _words(note.result))
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wakes whoever waits for something of the daemon to become true."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def _until(self, true: Callable[[], bool]) -> None:
+        while not true():
+            await self._news.wait()
+
+    # -- the local socket
+
+    async def _local_status(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        link = self._link
+        return {
+            "version": VERSION,
+            "pid": os.getpid(),
+            "nodeId": self._node_id,
+            "bootId": self._boot_id,
+            "instanceId": self._instance_id,
+            "session": link.state.state,
+            "server": link.state.server,
+            "sessionSince": status.moment(link.state.since),
+            "sessionError": link.state.error,
+            "nextAttemptAt": status.moment(link.state.next_attempt),
+            "epoch": link.state.epoch,
+            "applied": link.machine.is_applied,
+            "lastAnswer": _words(self._answer) if self._answer else None,
+            "collecting": self._triggers.started > self._triggers.done,
+            "abandonedWorkers": self._collector.abandoned,
+            "sent": {
+                "offers": link.sent.offers,
+                "sections": link.sent.sections,
+                "sectionBytes": link.sent.section_bytes,
+            },
+            **status.describe(self._inventory),
+        }
+
+    async def _local_refresh(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Collects and waits until the receiver has it, or says no, or is out of reach. `timeout`: seconds."""
+        timeout = request.get("timeout", REFRESH_TIMEOUT)
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+            raise UserError(f"refresh: timeout is {timeout!r}; expected seconds above zero")
+        number = self._want("refresh")
+        reason = ""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._until(lambda: self._triggers.done >= number)
+                reason = await self._outcome()
+        except TimeoutError:
+            what = "the receiver has not answered" if self._triggers.done >= number else "the collection has not ended"
+            reason = f"{what} after {timeout:g} s"
+        return {"applied": not reason and self._link.machine.is_applied, "reason": reason, **status.describe(self._inventory)}
+
+    async def _outcome(self) -> str:
+        """Waits for the offer's end. Empty when the receiver has the inventory, else why it has not."""
+
+        link = self._link
+
+        def refused() -> bool:
+            answer, idle = self._answer, link.machine.phase is machine.Phase.IDLE
+            here = answer is not None and self._inventory is not None and answer.digest == self._inventory.digest
+            return idle and here and answer is not None and answer.status == "refused"
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CONNECT_PATIENCE):
+                await self._until(lambda: link.machine.welcomed)
+        if not link.machine.welcomed:
+            return f"the receiver {link.state.server} cannot be reached: {link.state.error or 'no answer yet'}"
+        await self._until(lambda: link.machine.is_applied or refused())
+        return f"the receiver's answer: {_words(self._answer)}" if self._answer and not link.machine.is_applied else ""
+
+    # -- signals and the service manager
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        handlers: dict[signal.Signals, Callable[[], object]] = {
+            signal.SIGTERM: self._stop.set,
+            signal.SIGINT: self._stop.set,
+            signal.SIGUSR1: lambda: self._want("refresh"),
+            signal.SIGHUP: self._reloaded,
+        }
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
+        try:
+            yield
+        finally:
+            for number in handlers:
+                loop.remove_signal_handler(number)
+
+    def _reloaded(self) -> None:
+        """SIGHUP: the new settings, or, when one is wrong, the old ones."""
+        try:
+            new = self._reload()
+        except UserError as error:
+            _log.error("the configuration is not reloaded: %s", error)
+            return
+        if (new.data_dir, new.socket_path) != (self._config.data_dir, self._config.socket_path):
+            _log.warning("data_dir and socket change at the next start only")
+        old, self._config = self._config, new
+        log.setup(new.log_format)
+        if not self._collector.abandoned:  # else it must be remembered which child still hangs
+            self._collector = collector(new, self._host_dir)
+        self._resettled.set()
+        self._resettled = asyncio.Event()
+        _log.info("the configuration is reloaded")
+        if new.server != old.server:
+            self._link.reconnect(new.server)
+
+    async def _watchdog(self) -> None:
+        while self._notifier.watchdog:
+            self._notifier.alive()
+            await asyncio.sleep(self._notifier.watchdog)
+
+
+def _words(result: m.InventoryResult) -> str:
+    """An offer's result for a person: `refused: section gpus: does not parse`."""
+    parts = [result.status, f"section {result.section}" if result.section else "", result.reason]
+    return ": ".join(part for part in parts if part)
