@@ -365,6 +365,14 @@ CREATE TRIGGER events_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON events
   FOR EACH STATEMENT EXECUTE FUNCTION append_only();
 ALTER TABLE events ENABLE ALWAYS TRIGGER events_append_only;
 
+-- Readers of the outbox sleep on this channel; what they read is their cursor's business.
+CREATE FUNCTION wake_event_readers() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM pg_notify('bc_events', '');
+  RETURN NULL;
+END $$;
+CREATE TRIGGER events_wake_readers AFTER INSERT ON events FOR EACH STATEMENT EXECUTE FUNCTION wake_event_readers();
+
 -- Deletes snapshots older than `before`, but each node's applied and newest one, and then the bytes that no snapshot and
 -- no baseline names. Answers how many snapshots went. The table lock keeps an apply from naming, meanwhile, a section that
 -- is about to go: its write waits, sees the deletion, and asks the node for the bytes again.

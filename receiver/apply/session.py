@@ -1,0 +1,91 @@
+"""Sessions (SPEC B1): a Hello takes the node's next epoch; the older stream, wherever it is, learns it by NOTIFY.
+
+Channel `bc_sessions`, payload `<nodeId> <epoch>`: every stream of that node with a lower epoch is superseded.
+"""
+
+from typing import Any
+
+from psycopg.types.json import Jsonb
+
+from receiver import ids
+from receiver.events import event
+from receiver.store.database import Connection
+from receiver.store.events import publish
+from receiver.values import HelloFacts, SessionStart
+
+CHANNEL = "bc_sessions"
+
+_CREATE = "INSERT INTO nodes (id, tenant_id) VALUES (%s, %s) ON CONFLICT (id) DO NOTHING"
+_FACTS = (
+    """daemon_version = %(daemon)s, protocol_version = %(protocol)s, drivers = %(drivers)s, capabilities = %(capabilities)s"""
+)
+
+_BEGIN = f"""
+WITH old AS (
+    SELECT id, epoch, boot_id, instance_id,
+      epoch > 0 AND %(previous)s::bigint IS DISTINCT FROM epoch
+        AND (boot_id, instance_id) IS DISTINCT FROM (%(boot)s, %(instance)s) AS alternation
+    FROM nodes WHERE id = %(node)s FOR NO KEY UPDATE),
+  node AS (
+    UPDATE nodes n SET epoch = n.epoch + 1, session_trust_epoch = n.trust_epoch, connected = true, receiver_id = %(receiver)s,
+      boot_id = %(boot)s, instance_id = %(instance)s, last_seen = now(), {_FACTS}
+    FROM old WHERE n.id = old.id
+    RETURNING n.*, old.alternation),
+  ended AS (
+    UPDATE sessions s SET ended_at = now(), end_reason = 'superseded'
+    FROM old WHERE s.node_id = old.id AND s.epoch = old.epoch AND s.ended_at IS NULL),
+  begun AS (
+    INSERT INTO sessions (node_id, epoch, tenant_id, previous_epoch, boot_id, instance_id, receiver_id, trust_epoch, alternation)
+    SELECT id, epoch, tenant_id, %(previous)s, %(boot)s, %(instance)s, %(receiver)s, session_trust_epoch, alternation FROM node)
+SELECT tenant_id, epoch, applied_digest, plan_rev, alternation, pg_notify('{CHANNEL}', id || ' ' || epoch) FROM node
+"""
+
+_AMEND = f"""
+UPDATE nodes SET {_FACTS}
+WHERE id = %(node)s AND epoch = %(epoch)s
+  AND (daemon_version, protocol_version, drivers, capabilities)
+    IS DISTINCT FROM (%(daemon)s, %(protocol)s, %(drivers)s::jsonb, %(capabilities)s::jsonb)
+"""
+
+_END = """
+WITH node AS (UPDATE nodes SET connected = false WHERE id = %(node)s AND epoch = %(epoch)s)
+UPDATE sessions SET ended_at = now(), end_reason = %(reason)s WHERE node_id = %(node)s AND epoch = %(epoch)s AND ended_at IS NULL
+"""
+
+
+def hello(tx: Connection, node_id: str, facts: HelloFacts, mint: ids.Mint = ids.mint) -> SessionStart:
+    """Begins a session. A node that is not known is created in `facts.tenant_id`, and `node.joined` tells of it."""
+    created = tx.execute(_CREATE, [node_id, facts.tenant_id]).rowcount == 1
+    row = tx.execute(_BEGIN, {"previous": facts.previous_epoch, **_arguments(node_id, facts)}).fetchone()
+    assert row is not None  # just made sure of, and nodes are never deleted
+    tenant, epoch, digest, plan_rev, alternation, _ = row
+    told = [event("node.joined", {"by": "hello"})] if created else []
+    if alternation:
+        told.append(event("security.node.duplicate-session", {"epoch": epoch, "previousEpoch": facts.previous_epoch}))
+    if told:
+        publish(tx, node_id, told, mint)
+    return SessionStart(node_id, tenant, epoch, digest, plan_rev, created)
+
+
+def hello_again(tx: Connection, node_id: str, epoch: int, facts: HelloFacts) -> bool:
+    """A Hello on the open stream: drivers or capabilities changed. Writes only what differs; answers whether it did."""
+    return tx.execute(_AMEND, {"epoch": epoch, **_arguments(node_id, facts)}).rowcount == 1
+
+
+def end_session(tx: Connection, node_id: str, epoch: int, reason: str) -> None:
+    """The stream of this epoch is closed. One that was superseded has its end already, and the node is its successor's."""
+    tx.execute(_END, {"node": node_id, "epoch": epoch, "reason": reason})
+
+
+def _arguments(node_id: str, facts: HelloFacts) -> dict[str, Any]:
+    drivers = [{"id": one.id, "version": one.version, "kinds": list(one.kinds)} for one in facts.drivers]
+    return {
+        "node": node_id,
+        "boot": facts.boot_id,
+        "instance": facts.instance_id,
+        "receiver": facts.receiver_id,
+        "daemon": facts.daemon_version,
+        "protocol": facts.protocol_version,
+        "drivers": Jsonb(drivers),
+        "capabilities": Jsonb(sorted(facts.capabilities)),
+    }

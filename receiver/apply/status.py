@@ -1,0 +1,43 @@
+"""Status reports (SPEC A3): what they say of the node as a whole. One that changes nothing writes and locks nothing."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from receiver.planning.inventory import last_good
+from receiver.planning.missing import ClearMissing, SetMissing, plan_missing
+from receiver.store import status as store
+from receiver.store.database import Connection
+from receiver.values import Status
+
+
+def record_status(tx: Connection, node_id: str, epoch: int, status: Status) -> bool:
+    """Records a report of the session with this epoch. False: another session has the node, nothing was recorded.
+
+    Sections that the report says are missing are kept with their error and the last snapshot that has them; those that it
+    does not name any more are there again. Raises LookupError for a node that does not exist.
+    """
+    stored = store.load(tx, node_id)
+    if stored.epoch == epoch and (_steps(stored, status) or _differs(stored, status)):
+        store.lock(tx, node_id)
+        stored = store.load(tx, node_id)
+        if stored.epoch == epoch:
+            store.write(tx, node_id, status, _steps(stored, status))
+    return stored.epoch == epoch
+
+
+def touch(tx: Connection, sessions: Sequence[tuple[str, int]]) -> dict[str, int]:
+    """One statement for all sessions that a receiver holds: (node id, epoch) in, node id to plan_rev out.
+
+    A node that is not in the answer has another session by now, or its row is locked at the moment: ask again next time.
+    """
+    return store.touch(tx, sessions) if sessions else {}
+
+
+def _steps(stored: store.Stored, status: Status) -> list[SetMissing | ClearMissing]:
+    rows = stored.current.missing or {}
+    now = {one.name: (one.error, "report") for one in status.missing}
+    return list(plan_missing(rows, now, last_good(stored.current), frozenset(("report",))))  # type: ignore[arg-type]
+
+
+def _differs(stored: store.Stored, status: Status) -> bool:
+    return replace(status, missing=()) != stored.status

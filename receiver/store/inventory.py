@@ -1,0 +1,207 @@
+"""A node's inventory in Postgres: one locking statement, one that loads, one that writes a plan."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bettercompute.contract.sections import decode
+from google.protobuf.message import Message
+from psycopg.types.json import Jsonb
+
+from receiver.ids import Mint
+from receiver.planning.diff import COMPARED
+from receiver.planning.inventory import AppendSnapshot, Baseline, Current, InventoryPlan, Publish, SetApplied, SetBaseline
+from receiver.store import missing
+from receiver.store.database import Connection
+from receiver.values import Offer
+
+# Two statements, because after waiting for a lock a statement still sees other tables as they were when it began.
+_LOCK = "SELECT FROM nodes WHERE id = %s FOR NO KEY UPDATE"
+
+_LOAD = f"""
+SELECT n.tenant_id, n.pool_id, n.trust = 'tenant-controlled' OR n.session_trust_epoch < n.trust_epoch,
+  n.applied_digest, n.applied_snapshot_id, n.latest_snapshot_id,
+  (SELECT s.sections FROM inventory_snapshots s WHERE s.id = n.applied_snapshot_id),
+  (SELECT s.sections FROM inventory_snapshots s
+   WHERE s.id = n.latest_snapshot_id AND s.id IS DISTINCT FROM n.applied_snapshot_id),
+  (SELECT jsonb_object_agg(b.name, jsonb_build_array(b.hash, b.snapshot_id))
+   FROM node_section_baselines b WHERE b.node_id = n.id),
+  {missing.COLUMN},
+  ARRAY(SELECT o.name FROM unnest(%(names)s::text[], %(hashes)s::text[]) AS o(name, hash)
+        WHERE NOT EXISTS (SELECT FROM tenant_sections t WHERE (t.tenant_id, t.name, t.hash) = (n.tenant_id, o.name, o.hash))),
+  old.names, old.bodies, new.names, new.bodies
+FROM nodes n
+LEFT JOIN LATERAL (
+  SELECT array_agg(b.name ORDER BY b.name) AS names, array_agg(s.body ORDER BY b.name) AS bodies
+  FROM node_section_baselines b
+  JOIN unnest(%(names)s::text[], %(hashes)s::text[]) AS o(name, hash) ON o.name = b.name AND o.hash <> b.hash
+  JOIN sections s ON s.hash = b.hash
+  WHERE b.node_id = n.id AND b.name = ANY(%(compared)s)) old ON true
+LEFT JOIN LATERAL (
+  SELECT array_agg(o.name ORDER BY o.name) AS names, array_agg(s.body ORDER BY o.name) AS bodies
+  FROM unnest(%(names)s::text[], %(hashes)s::text[]) AS o(name, hash)
+  LEFT JOIN node_section_baselines b ON b.node_id = n.id AND b.name = o.name AND b.hash = o.hash
+  JOIN sections s ON s.hash = o.hash
+  WHERE o.name = ANY(%(compared)s) AND o.name <> ALL(%(sent)s::text[]) AND b.name IS NULL) new ON true
+WHERE n.id = %(node)s
+"""
+
+# `ok` is empty, and nothing is written, when bytes that were known have been pruned meanwhile. Hashes are inserted in order,
+# so that two nodes with the same new sections wait for each other in one direction only.
+_WRITE = f"""
+WITH doc AS MATERIALIZED (SELECT %(doc)s::jsonb AS d),
+  sent AS MATERIALIZED (
+    SELECT * FROM unnest(%(names)s::text[], %(hashes)s::text[], %(bodies)b::bytea[]) AS s(name, hash, body) ORDER BY hash, name),
+  ok AS MATERIALIZED (
+    SELECT FROM doc WHERE NOT EXISTS (
+      SELECT FROM jsonb_each_text(d -> 'known') AS k(name, hash)
+      WHERE NOT EXISTS (SELECT FROM tenant_sections t WHERE (t.tenant_id, t.name, t.hash) = (%(tenant)s, k.name, k.hash)))),
+  stored AS (
+    INSERT INTO sections (hash, body, size) SELECT hash, body, octet_length(body) FROM ok, sent ON CONFLICT DO NOTHING),
+  known AS (
+    INSERT INTO tenant_sections (tenant_id, name, hash) SELECT %(tenant)s, name, hash FROM ok, sent ON CONFLICT DO NOTHING),
+  appended AS (
+    INSERT INTO inventory_snapshots
+      (id, node_id, tenant_id, digest, sections, advisory, boot_id, trigger, collected_at, created_at)
+    SELECT s.id, %(node)s, %(tenant)s, s.digest, s.sections, s.advisory, s.boot, s.trigger, s.collected, clock_timestamp()
+    FROM ok, doc, jsonb_to_recordset(d -> 'snapshots') AS s(
+      id text, digest text, sections jsonb, advisory boolean, boot text, trigger text, collected timestamptz)),
+  node AS (
+    UPDATE nodes SET
+      applied_digest = coalesce(a.digest, applied_digest),
+      applied_snapshot_id = coalesce(a.snapshot, applied_snapshot_id),
+      latest_snapshot_id = coalesce(a.latest, latest_snapshot_id),
+      plan_rev = plan_rev + (a.snapshot IS NOT NULL)::int
+    FROM ok, doc, jsonb_to_record(d -> 'node') AS a(digest text, snapshot text, latest text)
+    WHERE nodes.id = %(node)s AND num_nulls(a.digest, a.snapshot, a.latest) < 3),
+  baselines AS (
+    INSERT INTO node_section_baselines (node_id, name, hash, snapshot_id)
+    SELECT %(node)s, b.name, b.hash, b.snapshot
+    FROM ok, doc, jsonb_to_recordset(d -> 'baselines') AS b(name text, hash text, snapshot text)
+    ON CONFLICT (node_id, name) DO UPDATE SET hash = excluded.hash, snapshot_id = excluded.snapshot_id),
+  published AS (
+    INSERT INTO events (id, tenant_id, pool_id, node_id, type, payload)
+    SELECT e.id, %(tenant)s, %(pool)s, %(node)s, e.type, e.payload
+    FROM ok, doc, jsonb_to_recordset(d -> 'events') AS e(id text, type text, payload jsonb)),
+{missing.ARMS}
+SELECT FROM ok
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A locked node: whose it is, its inventory, and the decoded sections that a plan compares.
+
+    `unknown`: offered sections whose bytes this tenant has not sent as that section before.
+    """
+
+    node_id: str
+    tenant_id: str
+    pool_id: str | None
+    current: Current
+    unknown: frozenset[str]
+    before: Mapping[str, Message]
+    after: Mapping[str, Message]
+
+
+def wanted(tx: Connection, node_id: str, offer: Offer) -> list[str]:
+    """The offered sections whose bytes this node's tenant has not sent yet, sorted."""
+    rows = tx.execute(
+        """SELECT o.name FROM nodes n, unnest(%s::text[], %s::text[]) AS o(name, hash)
+           WHERE n.id = %s AND NOT EXISTS (
+             SELECT FROM tenant_sections t WHERE (t.tenant_id, t.name, t.hash) = (n.tenant_id, o.name, o.hash))
+           ORDER BY o.name""",
+        [[one.name for one in offer.sections], [one.hash for one in offer.sections], node_id],
+    )
+    return [row[0] for row in rows]
+
+
+def load(tx: Connection, node_id: str, offer: Offer, sent: Collection[str]) -> Loaded:
+    """Locks the node's row until the transaction ends, and loads what a plan for the offer needs.
+
+    `sent`: sections whose bytes came with the offer. Raises LookupError for a node that does not exist.
+    """
+    arguments = {
+        "node": node_id,
+        "names": [one.name for one in offer.sections],
+        "hashes": [one.hash for one in offer.sections],
+        "sent": list(sent),
+        "compared": list(COMPARED),
+    }
+    with tx.pipeline():
+        tx.execute(_LOCK, [node_id], prepare=True)
+        cursor = tx.execute(_LOAD, arguments, prepare=True, binary=True)
+        row = cursor.fetchone()
+    if row is None:
+        raise LookupError(f"no node {node_id}")
+    tenant, pool, advisory, digest, applied_id, latest_id, applied, latest, baselines, absent, unknown, *bodies = row
+    current = Current(
+        advisory=advisory,
+        applied_digest=digest,
+        applied_id=applied_id,
+        applied_sections=applied,
+        latest_id=latest_id,
+        latest_sections=latest or (applied if latest_id == applied_id else None),
+        baselines={name: Baseline(*one) for name, one in (baselines or {}).items()},
+        missing=missing.as_rows(absent),
+    )
+    return Loaded(node_id, tenant, pool, current, frozenset(unknown), _decoded(*bodies[:2]), _decoded(*bodies[2:]))
+
+
+def write(tx: Connection, loaded: Loaded, offer: Offer, bodies: Mapping[str, bytes], plan: InventoryPlan, mint: Mint) -> bool:
+    """Writes a plan and the bytes that came, in one statement. False: bytes it relies on are gone, and nothing was written."""
+    if not plan.steps and not bodies:
+        return True
+    hashes = offer.hashes
+    arguments = {
+        "node": loaded.node_id,
+        "tenant": loaded.tenant_id,
+        "pool": loaded.pool_id,
+        "names": list(bodies),
+        "hashes": [hashes[name] for name in bodies],
+        "bodies": list(bodies.values()),
+        "doc": Jsonb(_document(offer, bodies, plan, mint)),
+    }
+    return tx.execute(_WRITE, arguments, prepare=True).rowcount == 1
+
+
+def _document(offer: Offer, bodies: Mapping[str, bytes], plan: InventoryPlan, mint: Mint) -> dict[str, Any]:
+    steps = plan.steps
+    appended = [step for step in steps if isinstance(step, AppendSnapshot)]
+    applied = next((step for step in steps if isinstance(step, SetApplied)), None)
+    collected = offer.collected_at.isoformat() if offer.collected_at else None
+    return {
+        "known": {name: value for name, value in offer.hashes.items() if name not in bodies} if appended else {},
+        "snapshots": [
+            {
+                "id": step.id,
+                "digest": offer.digest,
+                "sections": offer.hashes,
+                "advisory": step.advisory,
+                "boot": offer.boot_id,
+                "trigger": offer.trigger,
+                "collected": collected,
+            }
+            for step in appended
+        ],
+        "node": {
+            "digest": applied.digest if applied else None,
+            "snapshot": applied.snapshot_id if applied else None,
+            "latest": appended[0].id if appended else None,
+        },
+        "baselines": [
+            {"name": step.name, "hash": step.hash, "snapshot": plan.snapshot_id}
+            for step in steps
+            if isinstance(step, SetBaseline)
+        ],
+        "events": [
+            {"id": mint("evt"), "type": step.event.type, "payload": step.event.payload}
+            for step in steps
+            if isinstance(step, Publish)
+        ],
+        **missing.as_document(steps),
+    }
+
+
+def _decoded(names: list[str] | None, bodies: list[bytes] | None) -> dict[str, Message]:
+    return {name: decode(name, body) for name, body in zip(names or [], bodies or [], strict=True)}

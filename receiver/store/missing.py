@@ -1,0 +1,36 @@
+"""Rows of `node_missing_sections`, and the two arms that write them in the statements of others."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from receiver.planning.missing import ClearMissing, MissingRow, SetMissing
+
+# For a statement with `doc(d)` and `ok`; `%(node)s` is the node. `since` stays when only the error or the source changes.
+ARMS = """
+  missing AS (
+    INSERT INTO node_missing_sections (node_id, name, error, source, last_snapshot_id)
+    SELECT %(node)s, m.name, m.error, m.source, m.last
+    FROM ok, doc, jsonb_to_recordset(d -> 'missing') AS m(name text, error text, source text, last text)
+    ON CONFLICT (node_id, name) DO UPDATE
+      SET error = excluded.error, source = excluded.source, last_snapshot_id = excluded.last_snapshot_id),
+  found AS (
+    DELETE FROM node_missing_sections USING ok, doc
+    WHERE node_id = %(node)s AND d -> 'found' ? name)"""
+
+# The column that a load selects, of the node `n`.
+COLUMN = """(SELECT jsonb_object_agg(m.name, jsonb_build_array(m.error, m.source, m.last_snapshot_id))
+   FROM node_missing_sections m WHERE m.node_id = n.id)"""
+
+
+def as_rows(column: Mapping[str, Any] | None) -> dict[str, MissingRow]:
+    """The rows that COLUMN selected, by section."""
+    return {name: MissingRow(name, *row) for name, row in (column or {}).items()}
+
+
+def as_document(steps: Iterable[object]) -> dict[str, Any]:
+    """The steps that concern missing sections, as ARMS read them."""
+    rows = [step.row for step in steps if isinstance(step, SetMissing)]
+    return {
+        "missing": [{"name": row.name, "error": row.error, "source": row.source, "last": row.last_snapshot_id} for row in rows],
+        "found": [step.name for step in steps if isinstance(step, ClearMissing)],
+    }
