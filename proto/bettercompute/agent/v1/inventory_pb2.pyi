@@ -83,7 +83,7 @@ class SystemSection(_message.Message):
     """"uefi", "bios" """
     secure_boot: _builtins.bool
     virtualization: _builtins.str
-    """"none", "kvm", "vmware", "microsoft", "xen", "amazon", "google", ..."""
+    """"none", "kvm", "vmware", "microsoft", "xen", "amazon", "google", ..., "other" """
     bmc_present: _builtins.bool
     tpm_version: _builtins.str
     """"1.2", "2.0" """
@@ -567,7 +567,7 @@ class CpuSection(_message.Message):
 
     @_builtins.property
     def numa_nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NumaNode]:
-        """with CPUs or system memory only; sorted by id"""
+        """those with CPUs: others are a GPU's memory, there while its driver is loaded; sorted by id"""
 
     @_builtins.property
     def unreadable(self) -> _containers.RepeatedCompositeFieldContainer[Global___Unreadable]:
@@ -707,7 +707,7 @@ class NumaNode(_message.Message):
     id: _builtins.int
     cpus: _builtins.str
     memory_bytes: _builtins.int
-    """rounded to 256 MiB: the kernel's figure moves from boot to boot"""
+    """its memory blocks; else MemTotal rounded to 256 MiB, which moves from boot to boot"""
     @_builtins.property
     def distances(self) -> _containers.RepeatedCompositeFieldContainer[Global___NumaDistance]:
         """to other nodes that are listed here and itself; sorted by node"""
@@ -783,7 +783,7 @@ class MemorySection(_message.Message):
 
     @_builtins.property
     def swap(self) -> _containers.RepeatedCompositeFieldContainer[Global___SwapArea]:
-        """sorted by path"""
+        """sorted by path; without zram, which is no hardware"""
 
     @_builtins.property
     def unreadable(self) -> _containers.RepeatedCompositeFieldContainer[Global___Unreadable]:
