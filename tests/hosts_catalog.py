@@ -126,14 +126,20 @@ def swap_disk_names(directory: Path, a: str, b: str) -> None:
         return re.sub(rf"\b({first}|{second})(?=n\d|\b)", lambda found: second if found[1] == first else first, name)
 
     controllers = [(root / f"sys/block/{name}/device").resolve().parent for name in (a, b)]
-    linked = [root / path for path in ("sys/block", "sys/class/block", "sys/class/nvme", "sys/devices/virtual/block")]
+    linked = [
+        root / path for path in ("sys/block", "sys/class/block", "sys/class/nvme", "sys/dev/block", "sys/devices/virtual/block")
+    ]
     for folder in [*controllers, *linked]:
         _rename_below(folder, renamed)
     numbers = [(root / f"sys/block/{name}/dev").read_text().strip() for name in (a, b)]
     for file in ("proc/mdstat", "proc/self/mountinfo", "proc/mounts", "proc/swaps"):
         _edit_if_there(root / file, renamed)
     for name, number in zip((a, b), reversed(numbers), strict=True):
-        (root / f"sys/block/{name}/dev").write_text(f"{number}\n")
+        disk = (root / f"sys/block/{name}").resolve()
+        (disk / "dev").write_text(f"{number}\n")
+        link = root / f"sys/dev/block/{number}"
+        link.unlink()
+        link.symlink_to(os.path.relpath(disk, link.parent))
     _swap_udev(root, numbers[0], numbers[1], renamed)
 
 

@@ -103,12 +103,16 @@ def scsi(
     partitions: tuple[int, ...] = (),
     udev: dict[str, str] | None = None,
     removable: int = 0,
+    inside: str = "",
 ) -> str:
-    """A SCSI disk below its host: `between` is what lies there, `ata1`, `usb2/2-3/2-3:1.0`, `virtio0`. Gives the disk's name."""
+    """A SCSI disk below its host: `between` is what lies above it, `ata1`, `usb2/2-3/2-3:1.0`, `virtio0`,
+    `inside` below it, `port-0:0/end_device-0:0`. Gives the disk's name.
+    """
     host = m.next("scsi-host")
     name = f"sd{chr(ord('a') + m.next('sd'))}"
     address = f"{host}:0:0:0"
-    device = f"{place.path}/{between}/host{host}/target{host}:0:0/{address}"
+    below = f"host{host}/{inside}" if inside else f"host{host}"
+    device = f"{place.path}/{between}{'/' if between else ''}{below}/target{host}:0:0/{address}"
     m.put_all(
         device,
         {
@@ -143,8 +147,8 @@ def virtio_blk(m: Machine, place: Place, virtio: str, serial: str, size: int, pa
     return name
 
 
-def raid1(m: Machine, members: tuple[str, ...], size: int, udev: bool = True) -> str:
-    """An md mirror over partitions (`nvme8n1p2`), clean. Gives its name."""
+def raid(m: Machine, level: str, members: tuple[str, ...], size: int, udev: bool = True) -> str:
+    """An md array over partitions or disks (`nvme8n1p2`), clean. Gives its name."""
     name = f"md{m.next('md')}"
     folder = f"/sys/devices/virtual/block/{name}"
     device = _disk(
@@ -157,7 +161,7 @@ def raid1(m: Machine, members: tuple[str, ...], size: int, udev: bool = True) ->
         0,
         None,
         extra={
-            "md/level": "raid1",
+            "md/level": level,
             "md/raid_disks": len(members),
             "md/metadata_version": "1.2",
             "md/array_state": "clean",
@@ -173,13 +177,13 @@ def raid1(m: Machine, members: tuple[str, ...], size: int, udev: bool = True) ->
         m.link(f"{folder}/slaves/{member}", _home(m, member))
         m.link(f"{_home(m, member)}/holders/{name}", folder)
     listed = " ".join(f"{member}[{slot}]" for slot, member in reversed(list(enumerate(members))))
-    before = m.files.get("/proc/mdstat", b"Personalities : [raid1] \n")
+    before = m.files.get("/proc/mdstat", b"Personalities : [raid0] [raid1] \n")
     assert isinstance(before, bytes)
     state = f"[{len(members)}/{len(members)}] [{'U' * len(members)}]"
     text = before.decode().replace("unused devices: <none>\n", "")
     m.put(
         "/proc/mdstat",
-        f"{text}{name} : active raid1 {listed}\n      {size // 1024} blocks super 1.2 {state}\n      bitmap: 1/4 pages [4KB], 65536KB chunk\n\n"
+        f"{text}{name} : active {level} {listed}\n      {size // 1024} blocks super 1.2 {state}\n      bitmap: 1/4 pages [4KB], 65536KB chunk\n\n"
         "unused devices: <none>\n",
     )
     if udev:
@@ -188,7 +192,7 @@ def raid1(m: Machine, members: tuple[str, ...], size: int, udev: bool = True) ->
         _udev(
             m,
             f"b{device}",
-            {"MD_LEVEL": "raid1", "MD_DEVICES": str(len(members)), "MD_METADATA": "1.2", "MD_UUID": colons, "ID_FS_TYPE": "ext4"},
+            {"MD_LEVEL": level, "MD_DEVICES": str(len(members)), "MD_METADATA": "1.2", "MD_UUID": colons, "ID_FS_TYPE": "ext4"},
         )
     return name
 
@@ -257,6 +261,7 @@ def _disk(
         m.link(f"{path}/device", device)
     m.link(f"/sys/block/{name}", path)
     m.link(f"/sys/class/block/{name}", path)
+    m.link(f"/sys/dev/block/{major}:{minor}", path)
     return f"{major}:{minor}"
 
 
@@ -267,6 +272,7 @@ def _partitions(m: Machine, home: str, name: str, sizes: tuple[int, ...], infix:
         minor = m.next("minor259") if major == "259" else int(_number(m, name).split(":")[1]) + index
         m.put_all(part, {"partition": index, "size": size // 512, "dev": f"{major}:{minor}", "ro": 0})
         m.link(f"/sys/class/block/{name}{infix}{index}", part)
+        m.link(f"/sys/dev/block/{major}:{minor}", part)
 
 
 def _home(m: Machine, name: str) -> str:

@@ -2,69 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from tests.hosts.compose.flags import SAPPHIRE_RAPIDS, VMX
 from tests.hosts.compose.tree import Machine, ranges
 
-INTEL = (
-    "fpu vme de pse tsc msr pae mce cx8 apic sep mtrr pge mca cmov pat pse36 clflush dts acpi mmx fxsr sse sse2 ss ht tm pbe syscall nx "
-    "pdpe1gb rdtscp lm constant_tsc art arch_perfmon pebs bts rep_good nopl xtopology nonstop_tsc cpuid aperfmperf tsc_known_freq pni "
-    "pclmulqdq dtes64 monitor ds_cpl vmx smx est tm2 ssse3 sdbg fma cx16 xtpr pdcm pcid dca sse4_1 sse4_2 x2apic movbe popcnt "
-    "tsc_deadline_timer aes xsave avx f16c rdrand lahf_lm abm 3dnowprefetch cpuid_fault epb cat_l3 cat_l2 cdp_l3 intel_ppin cdp_l2 ssbd mba "
-    "ibrs ibpb stibp ibrs_enhanced tpr_shadow flexpriority ept vpid ept_ad fsgsbase tsc_adjust bmi1 avx2 smep bmi2 erms invpcid cqm rdt_a "
-    "avx512f avx512dq rdseed adx smap avx512ifma clflushopt clwb intel_pt avx512cd sha_ni avx512bw avx512vl xsaveopt xsavec xgetbv1 xsaves "
-    "cqm_llc cqm_occup_llc cqm_mbm_total cqm_mbm_local split_lock_detect avx_vnni avx512_bf16 wbnoinvd dtherm ida arat pln pts vnmi avx512vbmi "
-    "umip pku ospke waitpkg avx512_vbmi2 gfni vaes vpclmulqdq avx512_vnni avx512_bitalg tme avx512_vpopcntdq la57 rdpid bus_lock_detect "
-    "cldemote movdiri movdir64b enqcmd fsrm md_clear serialize tsxldtrk pconfig arch_lbr ibt amx_bf16 avx512_fp16 amx_tile amx_int8 flush_l1d "
-    "arch_capabilities"
-)
-INTEL_ICELAKE = " ".join(
-    f
-    for f in INTEL.split()
-    if not f.startswith("amx")
-    and f
-    not in (
-        "avx_vnni",
-        "avx512_bf16",
-        "avx512_fp16",
-        "bus_lock_detect",
-        "cldemote",
-        "movdiri",
-        "movdir64b",
-        "enqcmd",
-        "serialize",
-        "tsxldtrk",
-        "arch_lbr",
-        "ibt",
-        "waitpkg",
-        "cdp_l2",
-        "cat_l2",
-    )
-)
-INTEL_GUEST = (
-    "fpu vme de pse tsc msr pae mce cx8 apic sep mtrr pge mca cmov pat pse36 clflush mmx fxsr sse sse2 ss ht syscall nx pdpe1gb rdtscp lm "
-    "constant_tsc rep_good nopl xtopology nonstop_tsc cpuid tsc_known_freq pni pclmulqdq ssse3 fma cx16 pcid sse4_1 sse4_2 x2apic movbe popcnt "
-    "aes xsave avx f16c rdrand hypervisor lahf_lm abm 3dnowprefetch invpcid_single ssbd ibrs ibpb stibp ibrs_enhanced fsgsbase tsc_adjust bmi1 "
-    "hle avx2 smep bmi2 erms invpcid rtm mpx avx512f avx512dq rdseed adx smap clflushopt clwb avx512cd avx512bw avx512vl xsaveopt xsavec "
-    "xgetbv1 xsaves arat avx512_vnni md_clear arch_capabilities"
-)
-EPYC = (
-    "fpu vme de pse tsc msr pae mce cx8 apic sep mtrr pge mca cmov pat pse36 clflush mmx fxsr sse sse2 ht syscall nx mmxext fxsr_opt pdpe1gb "
-    "rdtscp lm constant_tsc rep_good nopl nonstop_tsc cpuid extd_apicid aperfmperf rapl pni pclmulqdq monitor ssse3 fma cx16 sse4_1 sse4_2 "
-    "x2apic movbe popcnt aes xsave avx f16c rdrand lahf_lm cmp_legacy svm extapic cr8_legacy abm sse4a misalignsse 3dnowprefetch osvw ibs "
-    "skinit wdt tce topoext perfctr_core perfctr_nb bpext perfctr_llc mwaitx cpb cat_l3 cdp_l3 hw_pstate ssbd mba ibrs ibpb stibp vmmcall "
-    "fsgsbase bmi1 avx2 smep bmi2 cqm rdt_a rdseed adx smap clflushopt clwb sha_ni xsaveopt xsavec xgetbv1 cqm_llc cqm_occup_llc "
-    "cqm_mbm_total cqm_mbm_local clzero irperf xsaveerptr rdpru wbnoinvd amd_ppin arat npt lbrv svm_lock nrip_save tsc_scale vmcb_clean "
-    "flushbyasid decodeassists pausefilter pfthreshold avic v_vmsave_vmload vgif v_spec_ctrl umip rdpid overflow_recov succor smca sev sev_es"
-)
-RYZEN = EPYC.replace(" ibs", " ibs").replace(
-    " sev sev_es",
-    " avx512f avx512dq avx512ifma avx512cd avx512bw avx512vl avx512_bf16 avx512vbmi "
-    "avx512_vbmi2 gfni vaes vpclmulqdq avx512_vnni avx512_bitalg avx512_vpopcntdq erms fsrm pku ospke",
-)
-GRACE = (
-    "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm jscvt fcma lrcpc dcpop sha3 sm3 sm4 asimddp sha512 sve "
-    "asimdfhm dit uscat ilrcpc flagm sb paca pacg dcpodp sve2 sveaes svepmull svebitperm svesha3 svesm4 flagm2 frint svei8mm svebf16 i8mm "
-    "bf16 dgh bti"
-)
 BUGS = {
     "GenuineIntel": "spectre_v1 spectre_v2 spec_store_bypass swapgs eibrs_pbrsb bhi",
     "AuthenticAMD": "sysret_ss_attrs spectre_v1 spectre_v2 spec_store_bypass retbleed smt_rsb srso",
@@ -90,7 +30,7 @@ class Processor:
     l1: tuple[int, int] = (48, 32)
     l2: int = 2048
     l3: int = 107520
-    flags: str = INTEL
+    flags: str = SAPPHIRE_RAPIDS
     midr: str = ""
     cpufreq: bool = True
     # CPU number -> (socket, core, thread). Bare metal counts the threads last; a VM counts a core's threads together.
@@ -112,11 +52,12 @@ class Processor:
 
 @dataclass(frozen=True)
 class Node:
-    """A NUMA node. `cpus` empty: memory only (a GPU's). `kib` is MemTotal."""
+    """A NUMA node. `cpus` empty: memory only (a GPU's). `kib` is MemTotal; nodes of one `socket` are nearer."""
 
     id: int
     cpus: list[int] = field(default_factory=list)
     kib: int = 0
+    socket: int = 0
 
 
 def nodes_of(p: Processor, kib: int, per_socket: int = 1) -> list[Node]:
@@ -127,7 +68,10 @@ def nodes_of(p: Processor, kib: int, per_socket: int = 1) -> list[Node]:
     for cpu in range(p.count):
         socket, core, _ = p.where(cpu)
         members[socket * per_socket + core // share].append(cpu)
-    return [Node(i, cpus, kib // total - (1_684_212 if i == 0 and total > 1 else 0)) for i, cpus in enumerate(members)]
+    return [
+        Node(i, cpus, kib // total - (1_684_212 if i == 0 and total > 1 else 0), i // per_socket)
+        for i, cpus in enumerate(members)
+    ]
 
 
 def processors(
@@ -173,6 +117,7 @@ def _x86_stanza(m: Machine, p: Processor, cpu: int) -> str:
         ("cpuid level\t", 16 if amd else 32),
         ("wp\t\t", "yes"),
         ("flags\t\t", p.flags),
+        *([("vmx flags\t", VMX)] if " vmx " in p.flags else []),
         ("bugs\t\t", BUGS[p.vendor]),
         ("bogomips\t", f"{2 * p.base_mhz:.2f}"),
         ("clflush size\t", 64),
@@ -216,12 +161,18 @@ def _cpu_folder(m: Machine, p: Processor, isolated: str) -> None:
         members.setdefault(p.where(cpu)[:2], []).append(cpu)
     for cpu in range(p.count):
         socket, core, _ = p.where(cpu)
-        m.put_all(f"{folder}/cpu{cpu}/topology", {"physical_package_id": socket, "core_id": core})
-        if p.midr or cpu == 0:
-            m.put(f"{folder}/cpu{cpu}/topology/thread_siblings_list", ranges(members[socket, core]))
-        if p.midr:
-            m.put(f"{folder}/cpu{cpu}/regs/identification/midr_el1", p.midr)
+        m.put(f"{folder}/cpu{cpu}/topology/physical_package_id", socket)
+        if p.midr or cpu == 0:  # x86 says the rest in /proc/cpuinfo: one CPU's will do, and the tree stays small
+            package = ranges([other for (where, _), cpus in members.items() if where == socket for other in cpus])
+            siblings = ranges(members[socket, core])
+            m.put_all(f"{folder}/cpu{cpu}/topology", {"core_id": core, "core_cpus_list": siblings, "package_cpus_list": package})
+    if p.midr:
+        m.put(f"{folder}/cpu0/regs/identification/midr_el1", p.midr)
     _caches(m, p, members)
+    if not p.midr:
+        m.put(f"{folder}/modalias", _modalias(p))
+    clock = "arch_sys_counter" if p.midr else "kvm-clock tsc acpi_pm" if "hypervisor" in p.flags.split() else "tsc hpet acpi_pm"
+    m.put("/sys/devices/system/clocksource/clocksource0/available_clocksource", clock)
     if p.cpufreq:
         driver = "cppc_cpufreq" if p.midr else ("intel_pstate" if p.vendor == "GenuineIntel" else "acpi-cpufreq")
         m.put_all(
@@ -235,6 +186,17 @@ def _cpu_folder(m: Machine, p: Processor, isolated: str) -> None:
                 "base_frequency": p.base_mhz * 1000 if driver == "intel_pstate" else None,
             },
         )
+
+
+def _modalias(p: Processor) -> str:
+    """Family, model and the numbers of the feature bits; 009F is that of a guest."""
+    bits = [*range(0x12), *range(0x17, 0x1B), 0x3B, 0x3D, *range(0x80, 0x86), 0x8D, 0x94, 0x99, *range(0x120, 0x126), 0x1C4]
+    if "hypervisor" in p.flags.split():
+        bits.append(0x9F)
+    vendor = 2 if p.vendor == "AuthenticAMD" else 0
+    return (
+        f"cpu:type:x86,ven{vendor:04X}fam{p.family:04X}mod{p.number:04X}:feature:{''.join(f',{bit:04X}' for bit in sorted(bits))}"
+    )
 
 
 def _caches(m: Machine, p: Processor, members: dict[tuple[int, int], list[int]]) -> None:
@@ -264,12 +226,12 @@ def _node_folder(m: Machine, nodes: list[Node]) -> None:
             "possible": ids,
             "has_cpu": ranges([n.id for n in nodes if n.cpus]),
             "has_memory": ids,
-            "has_normal_memory": ids,
+            "has_normal_memory": ranges([n.id for n in nodes if n.cpus]),
         },
     )
     for node in nodes:
         free = node.kib // 2
-        distances = " ".join(str(10 if n.id == node.id else 21 if n.cpus and node.cpus else 80) for n in nodes)
+        distances = " ".join(str(_distance(node, other)) for other in nodes)
         m.put_all(
             f"{folder}/node{node.id}",
             {
@@ -286,6 +248,13 @@ def _node_folder(m: Machine, nodes: list[Node]) -> None:
                 ).replace(f"Node {node.id} HugePages_Total:        0 kB", f"Node {node.id} HugePages_Total:     0"),
             },
         )
+
+
+def _distance(a: Node, b: Node) -> int:
+    """As firmware says in its SLIT: 10 itself, 12 another of the socket, 21 the other socket, 80 a GPU's memory."""
+    if a.id == b.id:
+        return 10
+    return 80 if not a.cpus or not b.cpus else 12 if a.socket == b.socket else 21
 
 
 def _meminfo(m: Machine, total: int) -> None:

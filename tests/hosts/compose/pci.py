@@ -91,7 +91,8 @@ def bridge(m: Machine, parent: Place, address: str, port: Port, vendor: str = "8
     m.put_all(path, {"class": "0x060400", "vendor": f"0x{vendor}", "device": f"0x{device}", "numa_node": parent.node})
     _link(m, path, port)
     m.link(f"/sys/bus/pci/devices/{address}", path)
-    bind(m, path, "pcieport")
+    m.link(f"{path}/driver", "/sys/bus/pci/drivers/pcieport")
+    m.put("/sys/bus/pci/drivers/pcieport/uevent", b"")
     return Place(path, parent.node, parent.cpus)
 
 

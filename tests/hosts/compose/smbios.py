@@ -44,6 +44,7 @@ class Firmware:
     bios: tuple[str, str, str] = ("", "", "")  # vendor, version, date
     processors: tuple[tuple[str, str, str, int], ...] = ()  # socket, maker, version, cores
     ecc: int = ECC_MULTI
+    arrays: int = 1  # memory arrays (type 16) that share out the DIMMs
     dimms: tuple[Dimm, ...] = ()
     bmc: bool = True
     tpm: bool = True
@@ -163,14 +164,17 @@ def _processors(t: _Tables, f: Firmware) -> None:
 def _memory(t: _Tables, f: Firmware) -> None:
     if not f.dimms:
         return
-    capacity = sum(d.mib for d in f.dimms) * 1024
-    t.add(16, 0x1000, struct.pack("<BBBIHHQ", 3, 3, f.ecc, 0x80000000, 0xFFFE, len(f.dimms), capacity * 1024), [])
+    share = len(f.dimms) // f.arrays
+    for array in range(f.arrays):
+        capacity = sum(d.mib for d in f.dimms[array * share : (array + 1) * share]) << 20
+        body = struct.pack("<BBBIHHQ", 3, 3, f.ecc, 0x80000000, 0xFFFE, share, capacity)
+        t.add(16, 0x1000 + array, body, [])
     for index, dimm in enumerate(f.dimms):
         s = _Strings()
-        t.add(17, 0x1100 + index, _dimm(dimm, f, s), s.texts)
+        t.add(17, 0x1100 + index, _dimm(dimm, f, s, 0x1000 + index // share), s.texts)
 
 
-def _dimm(d: Dimm, f: Firmware, s: _Strings) -> bytes:
+def _dimm(d: Dimm, f: Firmware, s: _Strings, array: int) -> bytes:
     """An empty slot keeps its locators and says so in its strings, as AMI's firmware does."""
     empty = d.mib == 0
     width = 0xFFFF if empty else (80 if f.ecc != ECC_NONE else 64)
@@ -179,7 +183,7 @@ def _dimm(d: Dimm, f: Firmware, s: _Strings) -> bytes:
     maker, part, serial = ("NO DIMM",) * 3 if empty else (d.maker, d.part, d.serial)
     body = struct.pack(
         "<HHHHHBBBBBHH",
-        0x1000,
+        array,
         0xFFFE,
         width,
         0xFFFF if empty else 64,

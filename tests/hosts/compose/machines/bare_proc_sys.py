@@ -1,7 +1,8 @@
 """Nothing but root/proc and root/sys of a small machine, as somebody would copy them: no host.json, no /etc, no /dev, no GPU."""
 
 from tests.hosts.compose import block, hgx, net, pci
-from tests.hosts.compose.cpu import INTEL_ICELAKE, Processor, nodes_of, processors
+from tests.hosts.compose.cpu import Processor, nodes_of, processors
+from tests.hosts.compose.flags import ICE_LAKE
 from tests.hosts.compose.software import System, software
 from tests.hosts.compose.tree import Machine
 
@@ -19,7 +20,7 @@ XEON = Processor(
     l1=(48, 32),
     l2=512,
     l3=12288,
-    flags=INTEL_ICELAKE,
+    flags=ICE_LAKE,
 )
 
 

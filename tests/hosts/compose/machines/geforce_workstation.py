@@ -1,7 +1,8 @@
 """A desktop with one RTX 4090: placeholder serials in its tables, SATA, USB, a card reader, root on LVM, no udevd database."""
 
 from tests.hosts.compose import block, gpu, kmsg, net, pci, smbios
-from tests.hosts.compose.cpu import RYZEN, Processor, nodes_of, processors
+from tests.hosts.compose.cpu import Processor, nodes_of, processors
+from tests.hosts.compose.flags import RYZEN
 from tests.hosts.compose.hgx import behind
 from tests.hosts.compose.software import DEBIAN_12, System, software
 from tests.hosts.compose.tree import Machine

@@ -144,7 +144,7 @@ def _board(m: Machine, root: pci.Place) -> None:
             partitions=(1_127_219_200, 959_067_815_936),
         )
         members.append(f"{name}p2")
-    block.raid1(m, (members[0], members[1]), 958_931_894_272)
+    block.raid(m, "raid1", (members[0], members[1]), 958_931_894_272)
     pci.function(m, hgx.behind(m, root, 0x1C, 0x03, 2, 1), "0000:03:00.0", hgx.ASPEED_VGA, "ast")
     usb = pci.function(m, root, "0000:00:14.0", hgx.XHCI, "xhci_hcd")
     net.port(
