@@ -3,6 +3,7 @@
 Channel `bc_sessions`, payload `<nodeId> <epoch>`: every stream of that node with a lower epoch is superseded.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from psycopg.types.json import Jsonb
@@ -75,6 +76,11 @@ def hello_again(tx: Connection, node_id: str, epoch: int, facts: HelloFacts) -> 
 def end_session(tx: Connection, node_id: str, epoch: int, reason: str) -> None:
     """The stream of this epoch is closed. One that was superseded has its end already, and the node is its successor's."""
     tx.execute(_END, {"node": node_id, "epoch": epoch, "reason": reason})
+
+
+def epochs(tx: Connection, node_ids: Sequence[str]) -> dict[str, int]:
+    """The present epoch of each of these nodes: for whoever may have missed a notification."""
+    return dict(tx.execute("SELECT id, epoch FROM nodes WHERE id = ANY(%s)", [list(node_ids)]).fetchall())
 
 
 def _arguments(node_id: str, facts: HelloFacts) -> dict[str, Any]:

@@ -164,7 +164,7 @@ class Node(_message.Message):
     tenant_id: _builtins.str
     pool_id: _builtins.str
     kind: _builtins.str
-    """"gpu", "site-agent" """
+    """"host", "site-agent" """
     status: _builtins.str
     """"adopting", "adopted", "maintenance", "retired", "deleted" """
     trust: _builtins.str
@@ -193,8 +193,8 @@ class Node(_message.Message):
         """sorted by name"""
 
     @_builtins.property
-    def no_schedule_reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """sorted"""
+    def no_schedule_reasons(self) -> _containers.RepeatedCompositeFieldContainer[Global___NoScheduleReason]:
+        """sorted by owner, type; empty: nothing is against placing here"""
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
@@ -223,7 +223,7 @@ class Node(_message.Message):
         applied_snapshot_id: _builtins.str | None = ...,
         applied_digest: _builtins.str | None = ...,
         missing: _abc.Iterable[_inventory_pb2.MissingSection] | None = ...,
-        no_schedule_reasons: _abc.Iterable[_builtins.str] | None = ...,
+        no_schedule_reasons: _abc.Iterable[Global___NoScheduleReason] | None = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         conditions: _abc.Iterable[Global___NodeCondition] | None = ...,
     ) -> None: ...
@@ -261,6 +261,30 @@ class Node(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__protocol_version) -> _WhichOneofReturnType__protocol_version | None: ...
 
 Global___Node: _TypeAlias = Node  # noqa: Y015
+
+@_typing.final
+class NoScheduleReason(_message.Message):
+    """Why nothing is to be placed on a node, and by whom: the receiver's own reasons have owner "health"."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWNER_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    owner: _builtins.str
+    type: _builtins.str
+    def __init__(
+        self,
+        *,
+        owner: _builtins.str = ...,
+        type: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["owner", b"owner", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NoScheduleReason: _TypeAlias = NoScheduleReason  # noqa: Y015
 
 @_typing.final
 class NodeCondition(_message.Message):

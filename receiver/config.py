@@ -1,0 +1,238 @@
+"""The settings: one row each, and all that is said of them (file, environment, flag, help) from that row.
+
+A value comes from the first that has it: flag, environment variable, configuration file (TOML), default. One more setting costs
+one line of Config. Unknown keys and wrong types are ReceiverErrors that name the file and the line.
+"""
+
+import ipaddress
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from receiver.errors import ReceiverError
+
+DEFAULT_FILE = Path("/etc/better-compute/receiver.toml")
+FILE_VARIABLE = "BC_CONFIG"
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?")
+_TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+def _duration(text: str) -> float:
+    match = _DURATION.fullmatch(text.strip())
+    if match is None or float(match[1]) == 0:
+        raise ValueError('a duration above zero, such as "30s"')
+    return float(match[1]) * _UNITS[match[2] or "s"]
+
+
+def _truth(text: str) -> bool:
+    if text.lower() not in _TRUTH:
+        raise ValueError("true or false")
+    return _TRUTH[text.lower()]
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1000:
+        raise ValueError("a whole number from 1 to 1000")
+    return int(text)
+
+
+def _target(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if text.startswith("unix:") and len(text) > len("unix:"):
+        if len(text.removeprefix("unix:").encode()) > 107:
+            raise ValueError("a socket path of at most 107 bytes")
+        return text
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError('"HOST:PORT" or "unix:/PATH"')
+    return text
+
+
+def _path(text: str) -> str:
+    if not text or "\0" in text:
+        raise ValueError("a path")
+    return str(Path(text).absolute())
+
+
+def _format(text: str) -> str:
+    if text not in ("text", "json"):
+        raise ValueError("text or json")
+    return text
+
+
+def _word(text: str) -> str:
+    if not text or "\0" in text:
+        raise ValueError("a word")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A type of setting: its value from text (raises ValueError with what was expected), and the TOML types it may have."""
+
+    parse: Callable[[str], Any]
+    toml: tuple[type, ...] = (str,)
+
+
+TEXT = Kind(str)
+WORD = Kind(_word)
+PATH = Kind(_path)
+TARGET = Kind(_target)
+DURATION = Kind(_duration, (str, int, float))
+COUNT = Kind(_count, (int,))
+FLAG = Kind(_truth, (bool,))
+FORMAT = Kind(_format)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting. `key` is its place in the file: `listen.api` is `api` in table `[listen]`; "" shows as no default."""
+
+    key: str
+    kind: Kind
+    default: str
+    help: str
+
+    @property
+    def name(self) -> str:
+        """The attribute of Config."""
+        return self.key.replace(".", "_")
+
+    @property
+    def variable(self) -> str:
+        """The environment variable."""
+        return f"BC_{self.name.upper()}"
+
+    @property
+    def flag(self) -> str:
+        """The command line's option."""
+        return f"--{self.name.replace('_', '-')}"
+
+    def read(self, value: Any, where: str) -> Any:
+        """The value from what a file, a variable or a flag has. Raises ReceiverError that names `where`."""
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        try:
+            return self.kind.parse(text)
+        except ValueError as error:
+            raise ReceiverError(f"read the settings: {where}", f"{text!r} is not {error}", self.help) from error
+
+
+def _row(key: str, kind: Kind, default: str, text: str) -> Any:
+    setting = Setting(key, kind, default, text)
+    return field(default_factory=lambda: kind.parse(default), metadata={"setting": setting})
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The settings in force. Durations are seconds."""
+
+    database_url: str = _row("database.url", TEXT, "", "The Postgres to use (libpq URL, 15 or newer). None: an embedded one.")
+    database_connections: int = _row("database.connections", COUNT, "8", "How many connections to the database at most.")
+    database_migrate: bool = _row("database.migrate", FLAG, "false", "Run migrations at start. (An embedded Postgres always.)")
+    data_dir: str = _row("data_dir", PATH, "/var/lib/bc-receiver", "Where the embedded Postgres lives (mode 0700).")
+    listen_session: str = _row("listen.session", TARGET, "127.0.0.1:7443", "Where nodes report: HOST:PORT or unix:/PATH.")
+    listen_api: str = _row("listen.api", TARGET, "127.0.0.1:7701", "Where better-compute asks: HOST:PORT or unix:/PATH.")
+    insecure: bool = _row("insecure", FLAG, "false", "Allow listening beyond this machine, although nothing is encrypted.")
+    tenant: str = _row("tenant", WORD, "default", "The tenant that unknown nodes are created in.")
+    status_interval: float = _row("status.interval", DURATION, "30s", "How often nodes report their status.")
+    drain: float = _row("drain", DURATION, "10s", "How long open calls may take to end on SIGTERM.")
+    log_format: str = _row("log.format", FORMAT, "text", "How events are logged to stderr: text or json, one a line.")
+
+
+SETTINGS: tuple[Setting, ...] = tuple(f.metadata["setting"] for f in fields(Config))
+_BY_KEY = {setting.key: setting for setting in SETTINGS}
+
+
+def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]) -> Config:
+    """The settings in force. `file` None: the one that FILE_VARIABLE names, or the default one, which may be absent.
+
+    `flags`: attribute of Config -> text. Raises ReceiverError for whatever is wrong with any of them.
+    """
+    named = file or (Path(environ[FILE_VARIABLE]) if environ.get(FILE_VARIABLE) else None)
+    values = _read_file(named or DEFAULT_FILE, required=named is not None)
+    for setting in SETTINGS:
+        if environ.get(setting.variable):
+            values[setting.name] = setting.read(environ[setting.variable], f"environment variable {setting.variable}")
+        if setting.name in flags:
+            values[setting.name] = setting.read(flags[setting.name], setting.flag)
+    return Config(**values)
+
+
+def check_listeners(config: Config) -> None:
+    """Raises ReceiverError when a listener can be reached from elsewhere and `insecure` does not allow it."""
+    for setting in (_BY_KEY["listen.session"], _BY_KEY["listen.api"]):
+        target = getattr(config, setting.name)
+        if not config.insecure and not is_local(target):
+            raise ReceiverError(
+                f"listen on {target}",
+                "nothing on this connection is encrypted or authenticated, and it is not loopback",
+                f"give {setting.flag} a loopback address or unix:/PATH, or accept that with --insecure",
+            )
+
+
+def is_local(target: str) -> bool:
+    """Whether a gRPC target cannot be reached from another machine.
+
+    >>> is_local("unix:/run/bc.sock"), is_local("[::1]:1"), is_local("0.0.0.0:1"), is_local("gpu-1:1")
+    (True, True, False, False)
+    """
+    host = target.rpartition(":")[0].strip("[]")
+    if target.startswith("unix:") or host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _read_file(path: Path, required: bool) -> dict[str, Any]:
+    attempted = f"read the settings: {path}"
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        if not required:
+            return {}
+        raise ReceiverError(attempted, "the file is not there") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ReceiverError(attempted, str(error)) from error
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ReceiverError(attempted, str(error), "it is TOML: https://toml.io") from error
+    return {setting.name: value for setting, value in _settings(tree, text, path)}
+
+
+def _settings(tree: Mapping[str, Any], text: str, path: Path) -> Iterator[tuple[Setting, Any]]:
+    for key, value in _flat(tree, ""):
+        where = f"{path}:{_line(text, key)}"
+        setting = _BY_KEY.get(key)
+        if setting is None:
+            raise ReceiverError(f"read the settings: {where}", f"unknown key {key}", f"keys: {', '.join(_BY_KEY)}")
+        if type(value) not in setting.kind.toml:
+            wanted = " or ".join(kind.__name__ for kind in setting.kind.toml)
+            raise ReceiverError(
+                f"read the settings: {where}", f"{key} is a {type(value).__name__}, expected {wanted}", setting.help
+            )
+        yield setting, setting.read(value, f"{where}: {key}")
+
+
+def _flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and prefix + key not in _BY_KEY:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _line(text: str, key: str) -> int:
+    """The line on which a key is set, whether below `[listen]` or as `listen.api`; 1 when it is written in another way."""
+    table = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[([^\[\]]+)\]", line):
+            table = header[1].strip() + "."
+        elif (found := re.match(r"\s*([\w.\"-]+)\s*=", line)) and table + found[1].replace('"', "") == key:
+            return number
+    return 1

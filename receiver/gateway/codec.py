@@ -1,0 +1,184 @@
+"""Bytes of the wire to values and back: the only file of the gateway that knows bettercompute.agent.v1 (session.proto).
+
+Times become aware datetimes, durations seconds. What this version does not know is ignored; what breaks a limit raises.
+"""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from functools import singledispatch
+
+from bettercompute.agent.v1 import session_pb2 as pb
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from receiver import values
+from receiver.gateway import limits
+from receiver.gateway import messages as m
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+END_REASONS = {
+    "superseded": pb.SESSION_END_REASON_SUPERSEDED,
+    "revoked": pb.SESSION_END_REASON_REVOKED,
+    "draining": pb.SESSION_END_REASON_DRAINING,
+    "overloaded": pb.SESSION_END_REASON_OVERLOADED,
+    "protocol-unsupported": pb.SESSION_END_REASON_PROTOCOL_UNSUPPORTED,
+    "bad-message": pb.SESSION_END_REASON_BAD_MESSAGE,
+}
+RESULTS = {
+    "applied": pb.INVENTORY_STATUS_APPLIED,
+    "unchanged": pb.INVENTORY_STATUS_UNCHANGED,
+    "advisory": pb.INVENTORY_STATUS_ADVISORY,
+    "refused": pb.INVENTORY_STATUS_REFUSED,
+    "retry": pb.INVENTORY_STATUS_RETRY,
+}
+
+
+class BadMessage(Exception):
+    """Bytes that are no message of this protocol. `str()` says what is wrong."""
+
+
+def decode(data: bytes) -> m.FromNode:
+    """One message of bcd. Raises OverLimit, or BadMessage for bytes or times that mean nothing."""
+    limits.check(limits.MESSAGE_BYTES, len(data))
+    request = pb.SessionRequest()
+    try:
+        request.ParseFromString(data)
+    except DecodeError as error:
+        raise BadMessage(f"{len(data)} bytes are no SessionRequest: {error}") from error
+    kind = request.WhichOneof("message")
+    if kind == "hello":
+        return _hello(request.hello)
+    if kind == "status_report":
+        return _report(request.status_report)
+    if kind == "inventory_offer":
+        return _offer(request.inventory_offer)
+    if kind == "inventory_sections":
+        chunk = request.inventory_sections
+        limits.check(limits.CHUNK_BYTES, len(chunk.data))
+        return m.Chunk(chunk.digest, chunk.name, chunk.data, chunk.last)
+    return m.Ignored()
+
+
+def _hello(hello: pb.Hello) -> m.Hello:
+    limits.check(limits.DRIVERS, len(hello.drivers))
+    for driver in hello.drivers:
+        limits.check(limits.KINDS, len(driver.kinds))
+    return m.Hello(
+        hello.protocol_version,
+        hello.daemon_version,
+        hello.boot_id,
+        hello.instance_id,
+        hello.previous_epoch if hello.HasField("previous_epoch") else None,
+        _time(hello.sent_at, "Hello.sent_at") if hello.HasField("sent_at") else None,
+        tuple(values.Driver(driver.id, driver.version, tuple(driver.kinds)) for driver in hello.drivers),
+        tuple(hello.capabilities),
+        hello.digest,
+    )
+
+
+def _report(report: pb.StatusReport) -> m.Report:
+    limits.check(limits.CONDITIONS, len(report.conditions))
+    for condition in report.conditions:
+        limits.check(limits.MESSAGE_TEXT, len(condition.message.encode()))
+    log = report.kernel_log
+    status = values.Status(
+        digest=report.digest,
+        collected_at=_time(report.collected_at, "StatusReport.collected_at") if report.HasField("collected_at") else None,
+        missing=_missing(report.missing),
+        kernel_log=values.KernelLog(log.available, log.complete, log.lost_records, log.unattributed, log.overflow)
+        if report.HasField("kernel_log")
+        else None,
+        abandoned_workers=report.abandoned_workers,
+    )
+    sent_at = _time(report.sent_at, "StatusReport.sent_at") if report.HasField("sent_at") else None
+    return m.Report(report.seq, sent_at, status)
+
+
+def _offer(offer: pb.InventoryOffer) -> values.Offer:
+    return values.Offer(
+        digest=offer.digest,
+        sections=tuple(values.SectionRef(s.name, s.schema_version, s.hash, s.size) for s in offer.sections),
+        missing=_missing(offer.missing),
+        collected_at=_time(offer.collected_at, "InventoryOffer.collected_at") if offer.HasField("collected_at") else None,
+        boot_id=offer.boot_id,
+        trigger=offer.trigger,
+    )
+
+
+def _missing(rows: Iterable[pb.MissingSection]) -> tuple[values.Missing, ...]:
+    return tuple(values.Missing(row.name, _cut(row.error)) for row in rows)
+
+
+def _cut(text: str) -> str:
+    """An error's text cut to the length that a message may have: losing its end beats losing the report."""
+    return text.encode()[: limits.MESSAGE_TEXT.most].decode(errors="ignore").replace("\0", "")
+
+
+def _time(stamp: Timestamp, name: str) -> datetime:
+    try:
+        return EPOCH + timedelta(seconds=stamp.seconds, microseconds=stamp.nanos // 1000)
+    except OverflowError as error:
+        raise BadMessage(f"{name} is {stamp.seconds} s after 1970: no time of any calendar") from error
+
+
+@singledispatch
+def encode(message: m.ToNode, now: datetime) -> pb.SessionResponse:
+    """A message to bcd; `now` goes into Welcome. Raises TypeError for what is none: our bug."""
+    raise TypeError(f"{type(message).__name__} is no message to bcd")
+
+
+@encode.register
+def _(message: m.Welcome, now: datetime) -> pb.SessionResponse:
+    bounds = pb.Limits(
+        message_bytes=limits.MESSAGE_BYTES.most,
+        section_bytes=limits.SECTION_BYTES.most,
+        chunk_bytes=limits.CHUNK_BYTES.most,
+        conditions=limits.CONDITIONS.most,
+        message_text_bytes=limits.MESSAGE_TEXT.most,
+    )
+    stamp = Timestamp()
+    stamp.FromDatetime(now)
+    welcome = pb.Welcome(
+        node_id=message.node_id,
+        epoch=message.epoch,
+        status_interval=_duration(message.status_interval),
+        now=stamp,
+        applied_digest=message.applied_digest,
+        limits=bounds,
+    )
+    return pb.SessionResponse(welcome=welcome)
+
+
+@encode.register
+def _(message: m.End, now: datetime) -> pb.SessionResponse:
+    end = pb.SessionEnd(reason=END_REASONS[message.reason], retry_after=_duration(message.retry_after), detail=message.detail)
+    return pb.SessionResponse(session_end=end)
+
+
+@encode.register
+def _(message: m.Request, now: datetime) -> pb.SessionResponse:
+    request = pb.InventoryRequest(offer=message.offer, sections=message.sections, digest=message.digest)
+    return pb.SessionResponse(inventory_request=request)
+
+
+@encode.register
+def _(message: m.Result, now: datetime) -> pb.SessionResponse:
+    result = pb.InventoryResult(
+        digest=message.digest,
+        status=RESULTS[message.status],
+        section=message.section,
+        reason=message.reason,
+        retry_after=_duration(message.retry_after),
+        snapshot_id=message.snapshot_id,
+    )
+    return pb.SessionResponse(inventory_result=result)
+
+
+def _duration(seconds: float | None) -> Duration | None:
+    if seconds is None:
+        return None
+    duration = Duration()
+    duration.FromTimedelta(timedelta(seconds=seconds))
+    return duration

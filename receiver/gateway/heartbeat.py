@@ -1,0 +1,50 @@
+"""Once a second: all nodes that were seen are written together, and the sessions that ended (decision 8)."""
+
+import asyncio
+import logging
+
+from receiver.apply import session, status
+from receiver.gateway.jobs import NO_ANSWER, Jobs
+from receiver.gateway.registry import Registry
+from receiver.store.database import Connection
+
+EVERY = 1.0
+FORGET_EVERY = 600  # beats
+
+LOG = logging.getLogger("receiver.gateway")
+
+
+async def beat_forever(registry: Registry, jobs: Jobs) -> None:
+    """Until it is cancelled. A database that does not answer is asked again with the next beat; nothing is lost."""
+    beats = 0
+    while True:
+        await asyncio.sleep(EVERY)
+        await beat(registry, jobs)
+        beats += 1
+        if beats % FORGET_EVERY == 0:
+            registry.forget()
+
+
+async def beat(registry: Registry, jobs: Jobs) -> None:
+    """Writes what has gathered, if anything has."""
+    seen, gone = registry.seen, registry.gone
+    registry.seen, registry.gone = {}, []
+    if not seen and not gone:
+        return
+
+    def write(tx: Connection) -> dict[str, int]:
+        for node_id, epoch, reason in gone:
+            session.end_session(tx, node_id, epoch, reason)
+        return status.touch(tx, sorted(seen.items()))
+
+    try:
+        plan_revs = await jobs.transaction(write)
+    except NO_ANSWER as error:
+        registry.seen = {**seen, **registry.seen}
+        registry.gone[:0] = gone
+        LOG.warning("heartbeats not written", extra={"nodes": len(seen), "reason": " ".join(str(error).split())})
+        return
+    registry.touched(plan_revs)
+    for node_id in seen.keys() - plan_revs.keys():  # its row is locked at the moment, or another session has it
+        if node_id in registry.current:
+            registry.seen.setdefault(node_id, seen[node_id])

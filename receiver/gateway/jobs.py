@@ -1,0 +1,122 @@
+"""What a stream has done in the database: each job is one transaction, in a bounded pool of threads."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg_pool import PoolTimeout
+
+from receiver.apply import inventory, session, status
+from receiver.gateway import machine as act
+from receiver.gateway import messages as m
+from receiver.gateway.registry import Registry, Stream, superseded
+from receiver.store.database import Connection, Pool
+from receiver.values import HelloFacts
+
+T = TypeVar("T")
+NO_ANSWER = (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout)
+Input = Any  # a job or what it needs
+
+
+class Jobs:
+    """The one way from a stream to the database. `tenant`: of nodes that are not known yet."""
+
+    def __init__(self, pool: Pool, threads: Executor, registry: Registry, tenant: str, receiver_id: str) -> None:
+        self.pool = pool
+        self.threads = threads
+        self.registry = registry
+        self.tenant = tenant
+        self.receiver_id = receiver_id
+
+    async def do(self, stream: Stream, job: act.Job) -> object | None:
+        """Does a job; the event that answers it, or None. What the database refuses is the event Failed."""
+        try:
+            event: object | None = await JOBS[type(job)](self, stream, job)
+        except NO_ANSWER as error:
+            return act.Failed(job, f"the database does not answer: {_line(error)}", ours=True)
+        except psycopg.DataError as error:  # a zero byte in a text, a time that Postgres has not
+            return act.Failed(job, f"not storable: {_line(error)}", ours=False)
+        return event
+
+    async def transaction(self, work: Callable[[Connection], T]) -> T:
+        """Runs `work` in a transaction, in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self.threads, self._within, work)
+
+    def _within(self, work: Callable[[Connection], T]) -> T:
+        with self.pool.connection() as connection:
+            return work(connection)
+
+    def _facts(self, hello: m.Hello) -> HelloFacts:
+        return HelloFacts(
+            hello.protocol_version,
+            hello.daemon_version,
+            hello.boot_id,
+            hello.instance_id,
+            hello.previous_epoch,
+            hello.drivers,
+            hello.capabilities,
+            self.tenant,
+            self.receiver_id,
+        )
+
+    async def begin(self, stream: Stream, job: act.Begin) -> act.Begun:
+        """Takes the next epoch; an older stream of the node ends."""
+        facts = self._facts(job.hello)
+        start = await self.transaction(lambda tx: session.hello(tx, stream.node_id, facts))
+        self.registry.begun(stream, start.epoch, start.plan_rev)
+        return act.Begun(start)
+
+    async def rewrite(self, stream: Stream, job: act.Rewrite) -> None:
+        """Writes drivers and capabilities that changed."""
+        facts = self._facts(job.hello)
+        await self.transaction(lambda tx: session.hello_again(tx, stream.node_id, stream.epoch, facts))
+
+    async def judge(self, stream: Stream, job: act.Judge) -> None:
+        """Notes the node as seen; records the report when it is news."""
+        self.registry.seen[stream.node_id] = stream.epoch
+        if not stream.is_news(job.status):
+            return
+        plan_rev = stream.plan_rev
+        if await self.transaction(lambda tx: status.record_status(tx, stream.node_id, stream.epoch, job.status)):
+            stream.judged = (job.status, plan_rev)
+        else:
+            stream.tell(superseded(None))
+
+    async def find_wanted(self, stream: Stream, job: act.FindWanted) -> act.Wanted:
+        """Asks which sections' bytes the node's tenant has not sent."""
+        names = await self.transaction(lambda tx: inventory.wanted(tx, stream.node_id, job.offer))
+        return act.Wanted(job.offer, tuple(names))
+
+    async def apply(self, stream: Stream, job: act.Apply) -> act.Ended:
+        """Applies an offer."""
+        return act.Ended(await self.transaction(lambda tx: inventory.apply_inventory(tx, stream.node_id, job.offer, job.bodies)))
+
+    def session_began(self, payload: str) -> None:
+        """A notification of apply.session.CHANNEL: `<nodeId> <epoch>`, of whichever receiver."""
+        node_id, _, epoch = payload.partition(" ")
+        self.registry.taken(node_id, int(epoch))
+
+    async def look_up_epochs(self) -> None:
+        """Notifications may have been missed: ends the streams whose node has a newer session."""
+        nodes = list(self.registry.current)
+        try:
+            found = await self.transaction(lambda tx: session.epochs(tx, nodes))
+        except NO_ANSWER:  # the connection is lost again: it will be looked up when that is back
+            return
+        for node_id, epoch in found.items():
+            self.registry.taken(node_id, epoch)
+
+
+JOBS: dict[type, Callable[[Jobs, Stream, Any], Any]] = {
+    act.Begin: Jobs.begin,
+    act.Rewrite: Jobs.rewrite,
+    act.Judge: Jobs.judge,
+    act.FindWanted: Jobs.find_wanted,
+    act.Apply: Jobs.apply,
+}
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

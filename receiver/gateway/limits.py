@@ -1,0 +1,124 @@
+"""What a node may send (SPEC B11): one row a limit. Whoever is over it is told its name and its measure, and is counted."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Literal
+
+Code = Literal["INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"]
+
+MIB = 1 << 20
+HOUR = 3_600.0
+DAY = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """`most` things at once; with `per` (seconds) that many in this time, at most `burst` of them together."""
+
+    name: str
+    most: int
+    code: Code
+    per: float = 0.0
+    burst: int = 0
+
+    def text(self, found: int | None = None) -> str:
+        """What the node is told.
+
+        >>> CONDITIONS.text(300)
+        'INVALID_ARGUMENT: conditions a report: 300, at most 256'
+        """
+        return f"{self.code}: {self.name}: " + (f"at most {self.most}" if found is None else f"{found}, at most {self.most}")
+
+
+MESSAGE_BYTES = Limit("bytes a message", 4 * MIB, "RESOURCE_EXHAUSTED")
+CHUNK_BYTES = Limit("bytes a chunk", 1 * MIB, "INVALID_ARGUMENT")
+SECTION_BYTES = Limit("bytes a section", 8 * MIB, "RESOURCE_EXHAUSTED")
+SECTIONS = Limit("sections an offer", 16, "INVALID_ARGUMENT")
+OFFERS = Limit("offers an hour", 12, "RESOURCE_EXHAUSTED", HOUR, 6)
+DAILY_BYTES = Limit("section bytes a node and day", 64 * MIB, "RESOURCE_EXHAUSTED", DAY, 64 * MIB)
+REPORTS = Limit("status reports a second", 2, "RESOURCE_EXHAUSTED", 1.0, 10)
+CONDITIONS = Limit("conditions a report", 256, "INVALID_ARGUMENT")
+MESSAGE_TEXT = Limit("bytes a condition's message", 2 << 10, "INVALID_ARGUMENT")
+DRIVERS = Limit("drivers a Hello", 64, "INVALID_ARGUMENT")
+KINDS = Limit("kinds a driver", 32, "INVALID_ARGUMENT")
+STREAMS = Limit("streams a node", 2, "RESOURCE_EXHAUSTED")  # one, and one that is being replaced
+HANDSHAKES = Limit("handshakes in progress", 256, "RESOURCE_EXHAUSTED")
+SESSIONS = Limit("sessions started a second", 200, "RESOURCE_EXHAUSTED", 1.0, 200)
+
+LIMITS = (
+    MESSAGE_BYTES,
+    CHUNK_BYTES,
+    SECTION_BYTES,
+    SECTIONS,
+    OFFERS,
+    DAILY_BYTES,
+    REPORTS,
+    CONDITIONS,
+    MESSAGE_TEXT,
+    DRIVERS,
+    KINDS,
+    STREAMS,
+    HANDSHAKES,
+    SESSIONS,
+)
+
+
+class OverLimit(Exception):
+    """A message is over a limit. `str()` is what the node is told."""
+
+    def __init__(self, limit: Limit, found: int | None = None) -> None:
+        super().__init__(limit.text(found))
+        self.limit = limit
+
+
+def check(limit: Limit, found: int) -> None:
+    """Raises OverLimit when `found` is more than the limit allows."""
+    if found > limit.most:
+        raise OverLimit(limit, found)
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Tokens of one rate: `burst` at first, refilled evenly. Times are seconds of one monotonic clock."""
+
+    limit: Limit
+    level: float = field(init=False)
+    at: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        self.level = float(self.limit.burst)
+
+    def take(self, now: float, amount: int = 1) -> float:
+        """Takes `amount` and answers 0.0; or takes nothing and answers after how many seconds it would be there."""
+        self._refill(now)
+        if amount <= self.level:
+            self.level -= amount
+            return 0.0
+        if amount > self.limit.burst:  # never: not before the period is over, and then it is told the same
+            return self.limit.per
+        return (amount - self.level) / self._rate
+
+    def full(self, now: float) -> bool:
+        """Whether nothing is owed."""
+        self._refill(now)
+        return self.level >= self.limit.burst
+
+    @property
+    def _rate(self) -> float:
+        return self.limit.most / self.limit.per
+
+    def _refill(self, now: float) -> None:
+        self.level = min(float(self.limit.burst), self.level + max(0.0, now - self.at) * self._rate)
+        self.at = max(now, self.at)
+
+
+@dataclass(slots=True)
+class NodeLimits:
+    """The rates of one node, over all its streams."""
+
+    offers: Bucket = field(default_factory=lambda: Bucket(OFFERS))
+    section_bytes: Bucket = field(default_factory=lambda: Bucket(DAILY_BYTES))
+    reports: Bucket = field(default_factory=lambda: Bucket(REPORTS))
+
+
+Counts = Counter[str]  # how often each limit was met, by name

@@ -1,0 +1,320 @@
+"""When what is said on one stream: a table of (phase, event) -> rule (SPEC A3). Pure.
+
+Events are bcd's messages, and five of the gateway's own: Begun, Wanted, Ended, Failed (how a job in the database went) and Leave.
+A rule answers what to do next, in order: send a message, or do a job whose event comes before bcd's next message is looked at. So
+the messages of a stream are handled in order, and at most one job of a stream is under way. Times are seconds of one clock.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from bettercompute.contract.sections import same_digest
+
+from receiver.gateway import limits
+from receiver.gateway import messages as m
+from receiver.gateway.limits import Bucket, Limit, NodeLimits
+from receiver.planning.offer import check_offer
+from receiver.values import InventoryOutcome, Offer, SessionStart, Status
+
+PROTOCOL_MAJOR = 0
+RETRY = 15.0  # seconds until bcd should try again when the database did not answer
+RETRY_SOON = 1.0  # and when bytes that were there are gone: the next offer asks for them
+
+
+class Phase(Enum):
+    """Where a stream stands."""
+
+    NEW = "new"  # no Hello yet
+    BEGINNING = "beginning"  # Hello is there, the epoch not yet
+    OPEN = "open"
+    ENDED = "ended"
+
+
+# ---- jobs: what is to be done in the database
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Take the next epoch. Answered by Begun."""
+
+    hello: m.Hello
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """Drivers or capabilities changed: write them, in the same epoch. No answer."""
+
+    hello: m.Hello
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Record what a report says, if it differs from the one judged last. No answer."""
+
+    status: Status
+
+
+@dataclass(frozen=True, slots=True)
+class FindWanted:
+    """Which sections' bytes are not there? Answered by Wanted."""
+
+    offer: Offer
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Apply an offer with the bytes that were asked for. Answered by Ended."""
+
+    offer: Offer
+    bodies: Mapping[str, bytes]
+
+
+Job = Begin | Rewrite | Judge | FindWanted | Apply
+Action = m.ToNode | Job
+
+# ---- the gateway's own events
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The session has its epoch."""
+
+    start: SessionStart
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The sections of an offer whose bytes are wanted."""
+
+    offer: Offer
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An offer is applied, or not."""
+
+    outcome: InventoryOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A job could not be done: the database does not answer (`ours`), or it refuses what bcd said."""
+
+    job: Job
+    reason: str
+    ours: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """What bcd sent is no message, or is over a limit."""
+
+    detail: str
+    limit: Limit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The stream has to end for a reason outside it."""
+
+    end: m.End
+
+
+Actions = tuple[Action, ...]
+
+
+@dataclass(slots=True)
+class Upload:
+    """An offer under way: the sections asked for, and what has come of them."""
+
+    offer: Offer
+    wanted: tuple[str, ...]
+    parts: dict[str, bytearray] = field(default_factory=dict)
+    done: dict[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Machine:
+    """One stream. `rates` outlive it: they are the node's. `met` is called with each limit that a message was over."""
+
+    node_id: str
+    rates: NodeLimits
+    interval: float
+    met: Callable[[Limit], None]
+    phase: Phase = Phase.NEW
+    epoch: int = 0
+    applied: str | None = None
+    upload: Upload | None = None
+
+    def on(self, event: object, now: float) -> Actions:
+        """What follows from an event. A pair that is not in the table changes nothing."""
+        rule = TABLE.get((self.phase, type(event)))
+        return () if rule is None else rule(self, event, now)
+
+    def end(self, end: m.End) -> Actions:
+        """The stream ends with this."""
+        self.phase, self.upload = Phase.ENDED, None
+        return (end,)
+
+    def finish(self, result: m.Result) -> Actions:
+        """The offer under way ends with this."""
+        self.upload = None
+        return (result,)
+
+    def over(self, bucket: Bucket, now: float, amount: int = 1) -> float:
+        """Takes from a rate; what it lacks in seconds, counted, or 0.0."""
+        wait = bucket.take(now, amount)
+        if wait:
+            self.met(bucket.limit)
+        return wait
+
+
+# ---- rules: the session
+
+
+def _hello(machine: Machine, hello: m.Hello, now: float) -> Actions:
+    major = hello.protocol_version.partition(".")[0]
+    if not major.isdecimal():
+        return machine.end(m.End("bad-message", None, f"protocol version {hello.protocol_version!r} is not MAJOR.MINOR"))
+    if int(major) != PROTOCOL_MAJOR:
+        detail = f"bcd speaks protocol {hello.protocol_version}, this receiver {PROTOCOL_MAJOR}.x"
+        return machine.end(m.End("protocol-unsupported", None, detail))
+    machine.phase = Phase.BEGINNING
+    return (Begin(hello),)
+
+
+def _not_hello(machine: Machine, message: object, now: float) -> Actions:
+    return machine.end(m.End("bad-message", None, f"{type(message).__name__} came before Hello"))
+
+
+def _begun(machine: Machine, event: Begun, now: float) -> Actions:
+    machine.phase, machine.epoch, machine.applied = Phase.OPEN, event.start.epoch, event.start.applied_digest
+    return (m.Welcome(event.start.node_id, event.start.epoch, machine.interval, event.start.applied_digest or ""),)
+
+
+def _again(machine: Machine, hello: m.Hello, now: float) -> Actions:
+    return (Rewrite(hello),)
+
+
+def _bad(machine: Machine, event: Bad, now: float) -> Actions:
+    if event.limit:
+        machine.met(event.limit)
+    return machine.end(m.End("bad-message", None, event.detail))
+
+
+def _leave(machine: Machine, event: Leave, now: float) -> Actions:
+    return machine.end(event.end)
+
+
+def _failed(machine: Machine, event: Failed, now: float) -> Actions:
+    job = event.job
+    if not event.ours:
+        return machine.end(m.End("bad-message", None, event.reason))
+    if isinstance(job, Begin):
+        return machine.end(m.End("overloaded", RETRY, event.reason))
+    if isinstance(job, FindWanted | Apply):
+        return machine.finish(m.Result(job.offer.digest, "retry", reason=event.reason, retry_after=RETRY))
+    return ()  # a report is judged again with the next one
+
+
+# ---- rules: status
+
+
+def _report(machine: Machine, report: m.Report, now: float) -> Actions:
+    wait = machine.over(machine.rates.reports, now)
+    if wait:
+        return machine.end(m.End("bad-message", wait, machine.rates.reports.limit.text()))
+    reported = report.status.digest
+    ask = reported and machine.upload is None and not same_digest(reported, machine.applied)
+    return (Judge(report.status), *((m.Request(offer=True),) if ask else ()))
+
+
+# ---- rules: inventory
+
+
+def _offer(machine: Machine, offer: Offer, now: float) -> Actions:
+    machine.upload = None  # a newer offer replaces the one under way
+    wait = machine.over(machine.rates.offers, now)
+    if wait:
+        return (m.Result(offer.digest, "retry", reason=limits.OFFERS.text(), retry_after=wait),)
+    section, reason = _fault(machine, offer)
+    if reason:
+        return (m.Result(offer.digest, "refused", section, reason),)
+    machine.upload = Upload(offer, ())
+    return (FindWanted(offer),)
+
+
+def _fault(machine: Machine, offer: Offer) -> tuple[str, str]:
+    """What is wrong with an offer before any byte of it has come: the section (perhaps none) and the reason; or twice ""."""
+    if len(offer.sections) > limits.SECTIONS.most:
+        machine.met(limits.SECTIONS)
+        return "", limits.SECTIONS.text(len(offer.sections))
+    for section in offer.sections:
+        if section.size > limits.SECTION_BYTES.most:
+            machine.met(limits.SECTION_BYTES)
+            return section.name, limits.SECTION_BYTES.text(section.size)
+    refusal = check_offer(offer)
+    return (refusal.section, refusal.reason) if refusal else ("", "")
+
+
+def _wanted(machine: Machine, event: Wanted, now: float) -> Actions:
+    upload = machine.upload
+    if upload is None or upload.offer is not event.offer:
+        return ()
+    sizes = {section.name: section.size for section in upload.offer.sections}
+    wait = machine.over(machine.rates.section_bytes, now, sum(sizes[name] for name in event.names))
+    if wait:
+        return machine.finish(m.Result(upload.offer.digest, "retry", reason=limits.DAILY_BYTES.text(), retry_after=wait))
+    upload.wanted = event.names
+    request = m.Request(sections=event.names, digest=upload.offer.digest)
+    return (request, *(() if event.names else (Apply(upload.offer, {}),)))
+
+
+def _chunk(machine: Machine, chunk: m.Chunk, now: float) -> Actions:
+    upload = machine.upload
+    if upload is None or chunk.digest != upload.offer.digest or chunk.name in upload.done:
+        return ()  # of an offer that was replaced or has its result
+    if chunk.name not in upload.wanted:
+        return machine.end(m.End("bad-message", None, f"section {chunk.name} was not asked for"))
+    size = next(section.size for section in upload.offer.sections if section.name == chunk.name)
+    part = upload.parts.setdefault(chunk.name, bytearray())
+    part += chunk.data
+    if len(part) > size or (chunk.last and len(part) != size):
+        reason = f"{len(part)} bytes came, {size} were offered"
+        return machine.finish(m.Result(upload.offer.digest, "refused", chunk.name, reason))
+    if chunk.last:
+        upload.done[chunk.name] = bytes(upload.parts.pop(chunk.name))
+    complete = len(upload.done) == len(upload.wanted)
+    return (Apply(upload.offer, upload.done),) if complete else ()
+
+
+def _ended(machine: Machine, event: Ended, now: float) -> Actions:
+    outcome = event.outcome
+    if outcome.status in ("applied", "unchanged", "advisory"):
+        machine.applied = outcome.digest
+    retry_after = RETRY_SOON if outcome.status == "retry" else None
+    return machine.finish(
+        m.Result(outcome.digest, outcome.status, outcome.section, outcome.reason, retry_after, outcome.snapshot_id or "")
+    )
+
+
+Rule = Callable[[Machine, Any, float], Actions]
+_LIVE = (Phase.NEW, Phase.BEGINNING, Phase.OPEN)
+
+TABLE: Mapping[tuple[Phase, type], Rule] = {
+    (Phase.NEW, m.Hello): _hello,
+    **{(Phase.NEW, kind): _not_hello for kind in (m.Report, Offer, m.Chunk)},
+    (Phase.BEGINNING, Begun): _begun,
+    (Phase.OPEN, m.Hello): _again,
+    (Phase.OPEN, m.Report): _report,
+    (Phase.OPEN, Offer): _offer,
+    (Phase.OPEN, Wanted): _wanted,
+    (Phase.OPEN, m.Chunk): _chunk,
+    (Phase.OPEN, Ended): _ended,
+    **{(phase, Failed): _failed for phase in _LIVE},
+    **{(phase, Bad): _bad for phase in _LIVE},
+    **{(phase, Leave): _leave for phase in _LIVE},
+}

@@ -1,0 +1,98 @@
+"""What is said on a stream, as values; `receiver.values.Offer` is the message InventoryOffer. The codec alone knows protobuf."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from receiver.values import Driver, Offer, Status
+
+EndReason = Literal["superseded", "revoked", "draining", "overloaded", "protocol-unsupported", "bad-message"]
+
+# ---- from bcd
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Who calls. `digest` is empty before bcd's first collection."""
+
+    protocol_version: str
+    daemon_version: str
+    boot_id: str
+    instance_id: str
+    previous_epoch: int | None = None
+    sent_at: datetime | None = None
+    drivers: tuple[Driver, ...] = ()
+    capabilities: tuple[str, ...] = ()
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A status report: `status` is what it says, without its number and time."""
+
+    seq: int
+    sent_at: datetime | None
+    status: Status
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of one section of the offer with this digest; `last`: the section is complete."""
+
+    digest: str
+    name: str
+    data: bytes
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """A message of a newer peer, or one that has no reader yet."""
+
+
+FromNode = Hello | Report | Offer | Chunk | Ignored
+
+# ---- to bcd
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Hello is accepted. `status_interval` in seconds."""
+
+    node_id: str
+    epoch: int
+    status_interval: float
+    applied_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The last message of a stream. `retry_after` in seconds; `detail` is for a person."""
+
+    reason: EndReason
+    retry_after: float | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Send an offer (`offer`); or: these sections of the offer with this digest, perhaps none."""
+
+    offer: bool = False
+    sections: tuple[str, ...] = ()
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How an offer ended."""
+
+    digest: str
+    status: Literal["applied", "unchanged", "advisory", "refused", "retry"]
+    section: str = ""
+    reason: str = ""
+    retry_after: float | None = None
+    snapshot_id: str = ""
+
+
+ToNode = Welcome | End | Request | Result

@@ -1,0 +1,137 @@
+"""The streams of this receiver: one a node (and one that is being replaced), with what is remembered of each in memory.
+
+A report that says what the last one said, judged under the same `plan_rev` of the node, touches no row: the node is only noted
+as seen, and all that were seen are written together, once a second at most (decision 8). Everything here runs in the event loop.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from receiver.gateway import limits
+from receiver.gateway import messages as m
+from receiver.gateway.limits import Bucket, Counts, Limit, NodeLimits, OverLimit
+from receiver.gateway.machine import Leave
+from receiver.values import Status
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """One open stream. `leave` is set once, with what ends it from outside."""
+
+    node_id: str
+    leave: asyncio.Future[Leave]
+    epoch: int = 0
+    plan_rev: int = 0
+    judged: tuple[Status, int] | None = None  # the last report that was recorded, and the plan_rev it was judged under
+
+    def tell(self, end: m.End) -> None:
+        """Has the stream end with this message, unless something else ends it already."""
+        if not self.leave.done():
+            self.leave.set_result(Leave(end))
+
+    def is_news(self, status: Status) -> bool:
+        """Whether a report has to be looked at in the database."""
+        return self.judged != (status, self.plan_rev)
+
+
+@dataclass(slots=True)
+class Registry:
+    """All streams, the rates of their nodes, and how often each limit was met. `now`: seconds of one monotonic clock."""
+
+    now: Callable[[], float]
+    jitter: Callable[[], float]  # in [0, 1)
+    current: dict[str, Stream] = field(default_factory=dict)  # by node: the stream that has the newest epoch here
+    streams: dict[str, set[Stream]] = field(default_factory=dict)  # by node: all of them
+    greeting: set[Stream] = field(default_factory=set)  # without an epoch yet
+    rates: dict[str, NodeLimits] = field(default_factory=dict)
+    starts: Bucket = field(default_factory=lambda: Bucket(limits.SESSIONS))
+    seen: dict[str, int] = field(default_factory=dict)  # node and epoch: reported, not yet written
+    gone: list[tuple[str, int, str]] = field(default_factory=list)  # node, epoch, reason: ended, not yet written
+    met: Counts = field(default_factory=Counts)
+    draining: bool = False
+
+    def admit(self, node_id: str) -> Stream:
+        """A new stream of a node. Raises OverLimit; one that is over a rate may come again."""
+        self.refuse(limits.STREAMS, len(self.streams.get(node_id, ())) + 1)
+        self.refuse(limits.HANDSHAKES, len(self.greeting) + 1)
+        stream = Stream(node_id, asyncio.get_running_loop().create_future())
+        self.streams.setdefault(node_id, set()).add(stream)
+        self.greeting.add(stream)
+        self.rates.setdefault(node_id, NodeLimits())
+        return stream
+
+    def refuse(self, limit: Limit, found: int) -> None:
+        """Counts and raises OverLimit when `found` is over the limit."""
+        if found > limit.most:
+            self.met[limit.name] += 1
+            raise OverLimit(limit, found)
+
+    def overload(self) -> m.End | None:
+        """Whether one more session may start this second; if not, what to say."""
+        wait = self.starts.take(self.now())
+        if not wait:
+            return None
+        self.met[limits.SESSIONS.name] += 1
+        return m.End("overloaded", 1 + wait + 9 * self.jitter(), limits.SESSIONS.text())
+
+    def begun(self, stream: Stream, epoch: int, plan_rev: int) -> None:
+        """A stream has its epoch: an older one of the node, here, is superseded."""
+        self.greeting.discard(stream)
+        stream.epoch, stream.plan_rev = epoch, plan_rev
+        older = self.current.get(stream.node_id)
+        if older is not None and older.epoch > epoch:
+            stream.tell(superseded(older.epoch))
+            return
+        self.current[stream.node_id] = stream
+        if older is not None:
+            older.tell(superseded(epoch))
+
+    def taken(self, node_id: str, epoch: int) -> None:
+        """A session with this epoch began on some receiver."""
+        stream = self.current.get(node_id)
+        if stream is not None and stream.epoch < epoch:
+            stream.tell(superseded(epoch))
+
+    def left(self, stream: Stream, reason: str) -> None:
+        """A stream is over."""
+        self.greeting.discard(stream)
+        of_node = self.streams[stream.node_id]
+        of_node.discard(stream)
+        if not of_node:
+            del self.streams[stream.node_id]
+        if self.current.get(stream.node_id) is stream:
+            del self.current[stream.node_id]
+        if stream.epoch:
+            self.gone.append((stream.node_id, stream.epoch, reason))
+
+    def touched(self, plan_revs: Mapping[str, int]) -> None:
+        """What `touch` answered: a node that another writer changed has its next report judged again."""
+        for node_id, plan_rev in plan_revs.items():
+            if node_id in self.current:
+                self.current[node_id].plan_rev = plan_rev
+
+    def forget(self) -> None:
+        """Drops the rates of nodes that have no stream and owe nothing."""
+        now = self.now()
+        for node_id in [name for name in self.rates if name not in self.streams]:
+            rates = self.rates[node_id]
+            if all(bucket.full(now) for bucket in (rates.offers, rates.section_bytes, rates.reports)):
+                del self.rates[node_id]
+
+    def drain(self) -> None:
+        """Ends every stream, each with its own time to come back, so that they do not all come at once."""
+        self.draining = True
+        for of_node in self.streams.values():
+            for stream in of_node:
+                stream.tell(draining(self.jitter()))
+
+
+def superseded(epoch: int | None) -> m.End:
+    """Another stream of the node has this epoch."""
+    return m.End("superseded", None, f"session {epoch or 'with a newer epoch'} of this node began")
+
+
+def draining(jitter: float) -> m.End:
+    """This receiver is about to stop."""
+    return m.End("draining", 0.5 + 4.5 * jitter, "this receiver stops")

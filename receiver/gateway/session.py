@@ -1,0 +1,126 @@
+"""One stream: reads bcd's messages, hands them to the machine, says what it answers, does its jobs. Nothing is decided here."""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import grpc
+from bettercompute.agent.v1 import session_pb2 as pb
+
+from receiver.gateway import codec
+from receiver.gateway import messages as m
+from receiver.gateway.identity import NoIdentity, node_id
+from receiver.gateway.jobs import Jobs
+from receiver.gateway.limits import OverLimit
+from receiver.gateway.machine import Action, Bad, Begin, Leave, Machine, Phase
+from receiver.gateway.registry import Registry, Stream, draining
+
+HELLO_SECONDS = 10.0  # a stream without a Hello by then is closed
+
+LOG = logging.getLogger("receiver.gateway")
+Context = grpc.aio.ServicerContext[bytes, pb.SessionResponse]
+
+
+class Sessions:
+    """AgentService.Session, for every stream. `interval`: seconds between status reports."""
+
+    def __init__(self, registry: Registry, jobs: Jobs, interval: float) -> None:
+        self.registry = registry
+        self.jobs = jobs
+        self.interval = interval
+
+    async def serve(self, _: object, context: Context) -> None:
+        """The handler of one stream; ends when it is over. A refusal before Hello is a gRPC status that says why."""
+        try:
+            node = node_id(context.invocation_metadata() or ())
+            stream = self.registry.admit(node)
+        except NoIdentity as error:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+        except OverLimit as error:
+            await context.abort(grpc.StatusCode[error.limit.code], str(error))
+        if self.registry.draining:
+            stream.tell(draining(self.registry.jitter()))
+        conversation = _Conversation(self, stream, context)
+        reason = "lost"
+        try:
+            reason = await conversation.run()
+        finally:
+            self.registry.left(stream, reason)
+            LOG.info("session ended", extra={"node": node, "epoch": stream.epoch, "reason": reason})
+
+
+class _Conversation:
+    """The state of one stream's handler."""
+
+    def __init__(self, sessions: Sessions, stream: Stream, context: Context) -> None:
+        self.registry = sessions.registry
+        self.jobs = sessions.jobs
+        self.stream = stream
+        self.context = context
+        rates = self.registry.rates[stream.node_id]
+        self.machine = Machine(stream.node_id, rates, sessions.interval, lambda limit: self.registry.met.update([limit.name]))
+        self.last: m.End | None = None
+
+    async def run(self) -> str:
+        """Until the stream ends; the reason."""
+        while self.machine.phase is not Phase.ENDED:
+            event = await self._next()
+            if event is None:
+                return "closed"
+            await self._follow(self.machine.on(event, self.registry.now()))
+        return self.last.reason if self.last else "closed"
+
+    async def _next(self) -> object | None:
+        """bcd's next message, or what ends the stream from outside; None at the end of bcd's half."""
+        reading: asyncio.Future[Any] = asyncio.ensure_future(self.context.read())
+        limit = HELLO_SECONDS if self.machine.phase is Phase.NEW else None
+        done, _ = await asyncio.wait({reading, self.stream.leave}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        if self.stream.leave in done or not done:
+            reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await reading
+            return self.stream.leave.result() if done else Bad(f"no Hello within {HELLO_SECONDS:g} s")
+        data = reading.result()
+        if data is grpc.aio.EOF:
+            return None
+        try:
+            return codec.decode(data)
+        except codec.BadMessage as error:
+            return Bad(str(error))
+        except OverLimit as error:
+            return Bad(str(error), error.limit)
+
+    async def _follow(self, actions: Sequence[Action]) -> None:
+        """Says and does what the machine answered; what a job's event leads to comes next, before bcd's next message."""
+        due = deque(actions)
+        while due:
+            action = due.popleft()
+            if isinstance(action, m.Welcome | m.End | m.Request | m.Result):
+                await self._say(action)
+                continue
+            if isinstance(action, Begin) and (end := self.registry.overload()):
+                event: object | None = Leave(end)
+            else:
+                event = await self.jobs.do(self.stream, action)
+            if event is not None:
+                due.extendleft(reversed(self.machine.on(event, self.registry.now())))
+
+    async def _say(self, message: m.ToNode) -> None:
+        await self.context.write(codec.encode(message, datetime.now(UTC)))
+        if isinstance(message, m.End):
+            self.last = message
+            LOG.info("ending a session", extra={"node": self.stream.node_id, "reason": message.reason, "detail": message.detail})
+        elif isinstance(message, m.Result) and message.status in ("refused", "retry"):
+            LOG.warning(
+                "inventory not applied",
+                extra={
+                    "node": self.stream.node_id,
+                    "status": message.status,
+                    "section": message.section,
+                    "reason": message.reason,
+                },
+            )

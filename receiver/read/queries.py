@@ -1,0 +1,211 @@
+"""What the API reads, as SQL: rows out, no messages. Every query of a tenant's rows goes through `visible`.
+
+Pages: `limit` rows after a cursor; one row more is read to know whether there is a next page. Cursors are opaque to callers.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import psycopg
+from sqlalchemy import ColumnElement, Engine, Row, Select, Table, create_engine, literal_column, select, tuple_
+from sqlalchemy.engine import Connection
+
+from receiver.read.tokens import ALL, Scope
+from receiver.store.schema import (
+    conditions,
+    events,
+    inventory_snapshots,
+    node_labels,
+    node_missing_sections,
+    nodes,
+    sections,
+)
+
+PAGE_LIMIT = 1_000
+# A transaction below this horizon has ended: nothing can appear behind a cursor that stays below it.
+HORIZON: ColumnElement[int] = literal_column("pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
+
+
+class NotFound(Exception):
+    """There is no such thing, or not in the caller's tenant. `str()` says what was looked for."""
+
+
+class Invalid(Exception):
+    """A request that cannot be answered as it stands. `str()` names the key."""
+
+
+def open_engine(url: str, size: int) -> Engine:
+    """Connections for reading: at most `size`, each statement for itself. `url` as libpq takes it."""
+    return create_engine(
+        "postgresql+psycopg://",
+        creator=lambda: psycopg.connect(url, connect_timeout=10),
+        pool_size=size,
+        max_overflow=0,
+        pool_pre_ping=True,
+        isolation_level="AUTOCOMMIT",
+    )
+
+
+def visible(query: Select[Any], table: Table, scope: Scope) -> Select[Any]:
+    """The rows of `table` that the caller may see: those that belonged to its tenant when they were written."""
+    return query if scope.tenant == ALL else query.where(table.c.tenant_id == scope.tenant)
+
+
+def page_size(limit: int, default: int) -> int:
+    """Rows a page. Raises Invalid, naming the limit."""
+    if limit > PAGE_LIMIT:
+        raise Invalid(f"limit is {limit}; a page has at most {PAGE_LIMIT:,}")
+    return limit or default
+
+
+def number(cursor: str) -> int | None:
+    """A cursor that is one number; None at the beginning. Raises Invalid."""
+    if not cursor:
+        return None
+    if not cursor.isdecimal() or len(cursor) > 18:
+        raise Invalid(f"cursor {cursor!r} is none of this method")
+    return int(cursor)
+
+
+# ---- nodes
+
+
+def node(db: Connection, scope: Scope, node_id: str) -> Row[Any]:
+    """One node. Raises NotFound, also for a node of another tenant."""
+    found = db.execute(visible(select(nodes), nodes, scope).where(nodes.c.id == node_id)).first()
+    if found is None:
+        raise NotFound(f"no node {node_id}")
+    return found
+
+
+def node_page(
+    db: Connection, scope: Scope, pool_id: str | None, status: str | None, after: str, limit: int
+) -> tuple[Sequence[Row[Any]], str | None]:
+    """Nodes in the order of their ids, and the cursor of the next page."""
+    query = visible(select(nodes), nodes, scope).where(nodes.c.id > after).order_by(nodes.c.id).limit(limit + 1)
+    if pool_id is not None:
+        query = query.where(nodes.c.pool_id == pool_id)
+    if status is not None:
+        query = query.where(nodes.c.status == status)
+    rows = db.execute(query).all()
+    return rows[:limit], rows[limit - 1].id if len(rows) > limit else None
+
+
+def of_nodes(db: Connection, table: Table, node_ids: Iterable[str], *order: str) -> dict[str, list[Row[Any]]]:
+    """The rows of nodes that are visible already, by node, in `order`."""
+    found: dict[str, list[Row[Any]]] = {}
+    query = select(table).where(table.c.node_id.in_(list(node_ids))).order_by(*(table.c[name] for name in order))
+    for row in db.execute(query):
+        found.setdefault(row.node_id, []).append(row)
+    return found
+
+
+def missing_of(db: Connection, node_ids: Iterable[str]) -> dict[str, list[Row[Any]]]:
+    """The sections that nodes could not report, by node."""
+    return of_nodes(db, node_missing_sections, node_ids, "name")
+
+
+def conditions_of(db: Connection, node_ids: Iterable[str]) -> dict[str, list[Row[Any]]]:
+    """Conditions by node."""
+    return of_nodes(db, conditions, node_ids, "type", "device_id")
+
+
+def labels_of(db: Connection, node_ids: Iterable[str]) -> dict[str, list[Row[Any]]]:
+    """Labels by node."""
+    return of_nodes(db, node_labels, node_ids, "key")
+
+
+def section_of_snapshots(db: Connection, snapshot_ids: Iterable[str], name: str) -> dict[str, bytes]:
+    """The bytes of one section in each of these snapshots, by snapshot id."""
+    query = (
+        select(inventory_snapshots.c.id, sections.c.body)
+        .join(sections, sections.c.hash == inventory_snapshots.c.sections[name].astext)
+        .where(inventory_snapshots.c.id.in_(list(snapshot_ids)))
+    )
+    return {row.id: row.body for row in db.execute(query)}
+
+
+# ---- inventory
+
+
+def _snapshots(scope: Scope, node_id: str) -> Select[Any]:
+    table = inventory_snapshots
+    return visible(select(table), table, scope).where(table.c.node_id == node_id).order_by(table.c.seq.desc())
+
+
+def snapshot(db: Connection, scope: Scope, node_id: str, snapshot_id: str | None) -> Row[Any]:
+    """One snapshot of a node that is visible; the latest without an id. Raises NotFound."""
+    query = _snapshots(scope, node_id).limit(1)
+    if snapshot_id is not None:
+        query = query.where(inventory_snapshots.c.id == snapshot_id)
+    found = db.execute(query).first()
+    if found is None:
+        raise NotFound(
+            f"node {node_id} has no inventory yet" if snapshot_id is None else f"node {node_id} has no snapshot {snapshot_id}"
+        )
+    return found
+
+
+def snapshot_before(db: Connection, scope: Scope, node_id: str, seq: int, name: str | None = None) -> Row[Any] | None:
+    """The newest snapshot before `seq`; with `name`, that has this section."""
+    query = _snapshots(scope, node_id).where(inventory_snapshots.c.seq < seq).limit(1)
+    if name is not None:
+        query = query.where(inventory_snapshots.c.sections.has_key(name))
+    return db.execute(query).first()
+
+
+def snapshot_page(
+    db: Connection, scope: Scope, node_id: str, before: int | None, limit: int
+) -> tuple[Sequence[Row[Any]], Row[Any] | None]:
+    """Snapshots, newest first, and the one that precedes the page's last (None: there is none)."""
+    query = _snapshots(scope, node_id).limit(limit + 1)
+    if before is not None:
+        query = query.where(inventory_snapshots.c.seq < before)
+    rows = db.execute(query).all()
+    return rows[:limit], rows[limit] if len(rows) > limit else None
+
+
+def bodies(db: Connection, hashes: Mapping[str, str]) -> dict[str, bytes]:
+    """Section name to bytes, for section name to hash."""
+    query = select(sections.c.hash, sections.c.body).where(sections.c.hash.in_(list(hashes.values())))
+    by_hash = {row.hash: row.body for row in db.execute(query)}
+    return {name: by_hash[value] for name, value in hashes.items()}
+
+
+# ---- events
+
+Place = tuple[int, int]  # (transaction, number) of an event
+LAST_NUMBER = 1 << 62
+
+
+def place(cursor: str) -> Place:
+    """A cursor of events; the beginning when it is empty. Raises Invalid."""
+    xid, _, seq = (cursor or "0.0").partition(".")
+    left, right = number(xid), number(seq)
+    if left is None or right is None:
+        raise Invalid(f"cursor {cursor!r} is none of this method")
+    return left, right
+
+
+def event_page(
+    db: Connection, scope: Scope, after: Place, limit: int, node_id: str | None = None, kind: str | None = None
+) -> Sequence[Row[Any]]:
+    """Events after a place, oldest first, in an order in which nothing appears behind a place that was read."""
+    query = (
+        visible(select(events), events, scope)
+        .where(events.c.xid < HORIZON, tuple_(events.c.xid, events.c.seq) > tuple_(*after))
+        .order_by(events.c.xid, events.c.seq)
+        .limit(limit)
+    )
+    if node_id is not None:
+        query = query.where(events.c.node_id == node_id)
+    if kind is not None and kind.endswith(".*"):
+        query = query.where(events.c.type.startswith(kind.removesuffix("*"), autoescape=True))
+    elif kind is not None:
+        query = query.where(events.c.type == kind)
+    return db.execute(query).all()
+
+
+def event_horizon(db: Connection) -> Place:
+    """The place behind which everything is still to come."""
+    return db.execute(select(HORIZON)).scalar_one() - 1, LAST_NUMBER

@@ -1,0 +1,159 @@
+"""The composition root of `bc-receiver serve`: opens the database and the listeners, starts the tasks, ends them in order."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from receiver.apply.session import CHANNEL as SESSION_CHANNEL
+from receiver.config import Config, check_listeners
+from receiver.gateway.heartbeat import beat, beat_forever
+from receiver.gateway.jobs import Jobs
+from receiver.gateway.listener import Listener
+from receiver.gateway.registry import Registry
+from receiver.gateway.server import Server
+from receiver.gateway.session import Sessions
+from receiver.read.api import EVENTS_CHANNEL, Api
+from receiver.read.queries import open_engine
+from receiver.store import database, embedded
+
+LOG = logging.getLogger("receiver")
+DATABASE = "better_compute"  # its name in the embedded server
+
+
+@contextlib.contextmanager
+def database_of(config: Config) -> Iterator[str]:
+    """The URL of the database to use, with its schema; an embedded server runs as long as the block.
+
+    To be entered in the main thread: the embedded server dies with the thread that started it. Raises DatabaseError.
+    """
+    if config.database_url:
+        if config.database_migrate:
+            database.migrate(config.database_url)
+        yield config.database_url
+        return
+    with embedded.start(Path(config.data_dir)) as server:
+        database.create_database(server.url(), DATABASE)
+        url = server.url(DATABASE)
+        database.migrate(url)
+        yield url
+
+
+def migrate(config: Config) -> tuple[int | None, int]:
+    """Brings the schema to this version: the number it had (None: there was none), and the one it has. Raises DatabaseError."""
+    if config.database_url:
+        return database.migrate(config.database_url), database.head()
+    with embedded.start(Path(config.data_dir)) as server:
+        database.create_database(server.url(), DATABASE)
+        return database.migrate(server.url(DATABASE)), database.head()
+
+
+def serve(config: Config) -> None:
+    """Runs the receiver until SIGTERM or SIGINT. Raises ReceiverError for what a person has to mend."""
+    check_listeners(config)
+    with database_of(config) as url:
+        asyncio.run(_serve(config, url))
+
+
+async def _serve(config: Config, url: str) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    receiver = Receiver(config, url)
+    try:
+        await receiver.start()
+        LOG.info("ready", extra={"session": config.listen_session, "api": config.listen_api, "database": database.shown(url)})
+        notify_systemd("READY=1")
+        await stop.wait()
+        LOG.info("draining", extra={"streams": len(receiver.registry.current)})
+        notify_systemd("STOPPING=1")
+    finally:
+        await receiver.stop()
+    LOG.info("stopped")
+
+
+class Receiver:
+    """One receiver over one database: its two listeners and its tasks. `start`, then `stop`, in one event loop."""
+
+    def __init__(self, config: Config, url: str) -> None:
+        self.config = config
+        size = config.database_connections
+        self.pool = database.open_pool(url, size)
+        self.engine = open_engine(url, size)
+        self.threads = ThreadPoolExecutor(size, "database")
+        self.reading = ThreadPoolExecutor(size, "read")
+        self.registry = Registry(time.monotonic, random.random)
+        name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self.jobs = Jobs(self.pool, self.threads, self.registry, config.tenant, name)
+        self.woken = asyncio.Condition()
+        self.api = Api(self.engine, self.reading, self.woken)
+        self.url = url
+        self.servers: list[Server] = []
+        self.tasks: list[asyncio.Task[None]] = []
+        self.listener: Listener | None = None
+
+    async def start(self) -> None:
+        """Listens. Raises ReceiverError when an address cannot be had; `stop` is to be called then too."""
+        nodes, callers = Server(self.config.listen_session), Server(self.config.listen_api)
+        self.servers = [nodes, callers]
+        nodes.add_sessions(Sessions(self.registry, self.jobs, self.config.status_interval))
+        callers.add_services(self.api.services())
+        for server in self.servers:
+            await server.start()
+        self.tasks.append(asyncio.create_task(beat_forever(self.registry, self.jobs), name="heartbeat"))
+        handlers = {SESSION_CHANNEL: self.jobs.session_began, EVENTS_CHANNEL: lambda _: self._wake()}
+        self.listener = Listener(self.url, handlers, self._look_again)
+
+    def _wake(self) -> None:
+        self._spawn(self._notify())
+
+    async def _notify(self) -> None:
+        async with self.woken:
+            self.woken.notify_all()
+
+    def _look_again(self) -> None:
+        self._spawn(self.jobs.look_up_epochs())
+
+    def _spawn(self, coroutine: "asyncio._CoroutineLike[None]") -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self.tasks.append(task)
+        task.add_done_callback(self.tasks.remove)
+
+    async def stop(self) -> None:
+        """Ends every stream with `draining`, lets open calls end, writes what is left, closes the database."""
+        self.registry.drain()
+        self.api.stopping = True
+        await self._notify()
+        for server in self.servers:
+            await server.stop_serving()
+        await asyncio.gather(*(server.stop(self.config.drain) for server in self.servers))
+        for task in list(self.tasks):
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        if self.listener:
+            await self.listener.stop()
+        await beat(self.registry, self.jobs)
+        for threads in (self.threads, self.reading):
+            threads.shutdown(wait=True, cancel_futures=True)
+        self.pool.close()
+        self.engine.dispose()
+
+
+def notify_systemd(state: str) -> None:
+    """Tells systemd (sd_notify), when it started this process and asked for it in NOTIFY_SOCKET."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    if address.startswith("@"):  # an abstract socket
+        address = "\0" + address[1:]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender, contextlib.suppress(OSError):
+        sender.sendto(state.encode(), address)
