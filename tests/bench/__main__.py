@@ -1,0 +1,39 @@
+"""`make bench` prints one table: what, figure, floor, ratio, aim, met or missed."""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.bench import Row, applies, collection, idle
+
+BENCHES: dict[str, Callable[[float], Iterator[Row]]] = {
+    "collection": lambda minutes: collection.rows(),
+    "idle": idle.rows,
+    "applies": lambda minutes: applies.rows(),
+}
+
+
+def main() -> None:
+    """Runs the named benchmarks (all of them by default) and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("bench", nargs="*", choices=[*BENCHES, []], help="default: all")
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long an idle daemon is watched (default 10)")
+    arguments = parser.parse_args()
+    table = Table("what", "figure", "floor", "ratio", "aim", "", title="benchmarks")
+    for name in arguments.bench or BENCHES:
+        print(f"measuring {name} ...", file=sys.stderr, flush=True)
+        for row in BENCHES[name](arguments.minutes):
+            aim = "-" if row.aim is None else f"{'>=' if row.at_least else '<='} {row.aim:g}"
+            floor = "-" if row.floor is None else f"{row.floor:.2f} {row.unit}: {row.floor_name}"
+            ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
+            table.add_row(
+                row.what + (f" ({row.note})" if row.note else ""), f"{row.figure:.2f} {row.unit}", floor, ratio, aim, row.verdict
+            )
+    Console(width=None if sys.stdout.isatty() else 170).print(table)
+
+
+if __name__ == "__main__":
+    main()
