@@ -11,7 +11,7 @@ import os
 import struct
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -158,35 +158,44 @@ class Host:
         """Where a host path is on this machine. Below another root, links (absolute ones too) stay below it."""
         if self.root == Path("/"):
             return Path(path)
-        return self._walk(path.split("/"), follow_last=True)
+        return self.walk(path)
 
     def _parent(self, path: str) -> Path:
         if self.root == Path("/"):
             return Path(path)
-        return self._walk(path.split("/"), follow_last=False)
+        return self.walk(path, follow_last=False)
 
-    def _walk(self, parts: list[str], follow_last: bool) -> Path:
-        todo = [p for p in reversed(parts) if p not in ("", ".")]
+    def walk(self, path: str, follow_last: bool = True, seen: Callable[[Path, str], None] | None = None) -> Path:
+        """Where a host path is when every link on its way is followed below the root; `seen` is told each link and target."""
+        # Strings, not Paths: a collection of a recorded host takes this some thousand times.
+        root = str(self.root).rstrip("/")
+        todo = [p for p in reversed(path.split("/")) if p not in ("", ".")]
         done: list[str] = []
         links = 0
         while todo:
             part = todo.pop()
             if part == "..":
-                if done:
-                    done.pop()
+                del done[-1:]
                 continue
-            here = self.root.joinpath(*done, part)
-            if (todo or follow_last) and here.is_symlink():
+            done.append(part)
+            here = "/".join((root, *done))
+            target = _link_target(here) if todo or follow_last else None
+            if target is not None:
                 links += 1
                 if links > _MAX_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-                target = os.readlink(here)
-                if target.startswith("/"):
-                    done = []
+                if seen is not None:
+                    seen(Path(here), target)
+                done = [] if target.startswith("/") else done[:-1]
                 todo.extend(p for p in reversed(target.split("/")) if p not in ("", "."))
-            else:
-                done.append(part)
-        return self.root.joinpath(*done)
+        return Path("/".join((root, *done)) or "/")
+
+
+def _link_target(path: str) -> str | None:
+    try:
+        return os.readlink(path)
+    except OSError:  # no link, or nothing there: what is done with the path next will say so
+        return None
 
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
