@@ -162,5 +162,6 @@ def call(path: Path, method: str, patience: float, /, **arguments: Any) -> dict[
     except (OSError, ValueError) as error:
         raise UserError(f"asking the running bcd on {path} for {method!r} failed: {error}") from error
     if not isinstance(answer, dict) or not isinstance(answer.get("result"), dict):
-        raise UserError(f"the running bcd said: {answer.get('error') if isinstance(answer, dict) else answer!r}")
+        said = answer["error"] if isinstance(answer, dict) and "error" in answer else repr(answer)
+        raise UserError(f"the running bcd said: {said}")
     return dict(answer["result"])

@@ -1,0 +1,122 @@
+"""Settings: one row says all; what is wrong is named with its file and line."""
+
+from pathlib import Path
+
+import pytest
+
+from agent import config
+from agent.config import SETTINGS, Config, load
+from agent.errors import UserError
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "bcd.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(tmp_path: Path) -> None:
+    file = write(tmp_path, 'image_dir = "/file"\ncri_socket = "/file"\nsettle = "1m"\n')
+    loaded = load(file, {"BCD_CRI_SOCKET": "/environment", "BCD_SETTLE": "2m"}, {"settle": "3m"})
+    assert (loaded.image_dir, loaded.cri_socket, loaded.settle) == ("/file", "/environment", 180.0)
+    assert loaded.rescan_interval == 43200.0
+
+
+def test_every_setting_has_its_own_key_variable_flag_and_help() -> None:
+    for names in ([s.key for s in SETTINGS], [s.variable for s in SETTINGS], [s.flag for s in SETTINGS]):
+        assert len(set(names)) == len(names)
+    assert all(setting.help.endswith(".") for setting in SETTINGS)
+    assert {setting.name for setting in SETTINGS} == set(Config.__dataclass_fields__)
+
+
+def test_the_shipped_file_shows_every_key_and_its_lines_are_the_defaults() -> None:
+    shipped = config.render()
+    uncommented = "\n".join(
+        line.removeprefix("#") if " = " in line and not line.startswith("# ") else line for line in shipped.split("\n")
+    )
+    assert config.parse(shipped, "bcd.toml") == {}
+    assert config.parse(uncommented, "bcd.toml") == {setting.name: setting.default for setting in SETTINGS}
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "what"),
+    [
+        ('server = "a:1"\n\ncolour = "red"\n', ":3: ", "unknown key 'colour'"),
+        ('[nvml]\nlibrary = "x"\npath = "y"\n', ":3: ", "unknown key 'nvml.path'"),
+        ("[extra]\nx = 1\n", ":1: ", "unknown key 'extra'"),
+        ("\nimage_dir = 7\n", ":2: ", "image_dir is an integer; expected a string"),
+        ('insecure = "yes"\n', ":1: ", "insecure is a string; expected true or false"),
+        ("[collect]\nlimit = true\n", ":2: ", 'collect.limit is a boolean; expected a duration such as "60s"'),
+        ('collect.limit = "0s"\n', ":1: ", "above zero"),
+        ('settle = "soon"\n', ":1: ", "expected a duration"),
+        ('server = "nowhere"\n', ":1: ", 'expected "host:port"'),
+        ("settle = [1]\n", ":1: ", "settle is an array"),
+        ('"settle" = 2021-01-01\n', ":1: ", "settle is a date"),
+        ('[log]\nformat = "xml"\n', ":2: ", "expected text or json"),
+        ("nvml = 3\n", ":1: ", "unknown key 'nvml'"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, text: str, place: str, what: str) -> None:
+    file = write(tmp_path, text)
+    with pytest.raises(UserError) as caught:
+        load(file, {}, {})
+    assert str(caught.value).startswith(f"{file}{place}")
+    assert what in str(caught.value)
+
+
+def test_what_is_no_toml_or_no_text_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"bcd\.toml: not valid TOML: .*line 2"):
+        load(write(tmp_path, 'a = 1\nb = "\n'), {}, {})
+    broken = tmp_path / "bytes.toml"
+    broken.write_bytes(b"server = \xff")
+    with pytest.raises(UserError, match=r"bytes\.toml: not UTF-8"):
+        load(broken, {}, {})
+
+
+def test_a_named_file_must_be_there_and_the_default_one_need_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "DEFAULT_FILE", tmp_path / "absent.toml")
+    assert load(None, {}, {}).server == "127.0.0.1:7443"
+    with pytest.raises(UserError, match=r"cannot read the configuration .*gone\.toml: No such file"):
+        load(tmp_path / "gone.toml", {}, {})
+    with pytest.raises(UserError, match=r"gone\.toml"):
+        load(None, {"BCD_CONFIG": str(tmp_path / "gone.toml")}, {})
+
+
+def test_a_wrong_variable_or_flag_is_named(tmp_path: Path) -> None:
+    file = write(tmp_path, "")
+    with pytest.raises(UserError, match="environment variable BCD_SETTLE: 'x'"):
+        load(file, {"BCD_SETTLE": "x"}, {})
+    with pytest.raises(UserError, match="--log-format: 'xml': expected text or json"):
+        load(file, {}, {"log_format": "xml"})
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("12h", 43200), ("1h30m", 5400), ("90", 90), ("0.5s", 0.5), ("250ms", 0.25), ("2d", 172800), ("0s", 0)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert config.duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", " ", "h", "12 parsecs", "-5s", "1e3", "nan", "5s!"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="duration"):
+        config.duration(text)
+
+
+@pytest.mark.parametrize("server", ["127.0.0.1:7443", "localhost:1", "[::1]:7443", "unix:/run/bc.sock", "127.9.9.9:80"])
+def test_a_server_on_this_machine_needs_no_encryption(tmp_path: Path, server: str) -> None:
+    assert load(write(tmp_path, ""), {}, {"server": server}).server == server
+
+
+@pytest.mark.parametrize("server", ["10.0.0.1:7443", "receiver.example:7443", "0.0.0.0:1"])
+def test_another_machine_needs_insecure(tmp_path: Path, server: str) -> None:
+    file = write(tmp_path, "")
+    with pytest.raises(UserError, match="not on this machine"):
+        load(file, {}, {"server": server})
+    assert load(file, {"BCD_INSECURE": "true"}, {"server": server}).server == server
+
+
+def test_the_local_socket_is_in_the_data_directory_unless_named(tmp_path: Path) -> None:
+    file = write(tmp_path, "")
+    assert load(file, {}, {"data_dir": str(tmp_path)}).socket_path == tmp_path / "bcd.sock"
+    assert load(file, {}, {"socket": "/run/bcd/bcd.sock"}).socket_path == Path("/run/bcd/bcd.sock")

@@ -1,0 +1,69 @@
+"""What the node says of itself, to the receiver and on the local socket."""
+
+from bettercompute.agent.v1 import inventory_pb2 as pb
+from bettercompute.contract.sections import encode
+
+from agent import status
+from agent.inventory import Inventory
+from agent.sections import Failed, Section
+from agent.session import messages as m
+from agent.triggers import Fingerprint
+
+
+def inventory(*failed: Failed, gpus: pb.GpusSection | None = None) -> Inventory:
+    sections = (Section("cpu", b"c"), *((Section("gpus", encode(gpus)),) if gpus else ()))
+    ages = dict.fromkeys([s.name for s in sections] + [f.name for f in failed], 50.0)
+    return Inventory("boot-1", "refresh", 100.25, Fingerprint("0.1.0", None, None), sections, failed, ages)
+
+
+def test_before_the_first_collection_there_is_no_digest() -> None:
+    assert status.report(None) == m.Status()
+    assert status.describe(None)["digest"] is None
+
+
+def test_a_missing_section_is_there_with_its_error_and_settling_is_one_word() -> None:
+    found = inventory(Failed("disks", "Hang", "no answer within 60 s"), Failed("gpus", "settling", "1 of 8 GPUs answer"))
+    missing = (m.Missing("disks", "Hang: no answer within 60 s"), m.Missing("gpus", "settling"))
+    assert status.report(found).missing == missing
+    assert status.offer(found).missing == missing
+    assert status.describe(found)["missing"][1]["detail"] == "1 of 8 GPUs answer"
+
+
+def test_conditions_are_sorted_so_that_the_same_state_is_the_same_report() -> None:
+    conditions = [m.Condition("Xid79", "true", 1.0, device_id="GPU-2"), m.Condition("Xid79", "true", 1.0, device_id="GPU-1")]
+    again = status.report(None, conditions=reversed(conditions))
+    assert status.report(None, conditions=conditions) == again
+    assert [c.device_id for c in again.conditions] == ["GPU-1", "GPU-2"]
+
+
+def test_the_offer_carries_boot_trigger_and_time() -> None:
+    offer = status.offer(inventory())
+    assert (offer.boot_id, offer.trigger, offer.collected_at, offer.digest) == ("boot-1", "refresh", 100.25, inventory().digest)
+
+
+def test_nvml_is_a_capability_only_when_it_answered_in_this_boot() -> None:
+    answered = pb.GpusSection(driver=pb.NvidiaDriver(nvml_version="12.550"))
+    failed = pb.GpusSection(driver=pb.NvidiaDriver(nvml_version="12.550"), error=pb.NvmlFailure(reason="Error"))
+    assert status.capabilities(inventory(gpus=answered), "boot-1") == ("nvml",)
+    assert status.capabilities(inventory(gpus=answered), "boot-2") == ()
+    assert status.capabilities(inventory(gpus=failed), "boot-1") == ()
+    assert status.capabilities(inventory(gpus=pb.GpusSection(unreadable=[pb.Unreadable(path="/x")])), "boot-1") == ()
+    assert status.capabilities(None, "boot-1") == ()
+
+
+def test_devices_are_offered_only_when_they_are_well_and_here() -> None:
+    found = pb.GpusSection(
+        gpus=[
+            pb.Gpu(uuid="GPU-1", bus_id="a", state="ok"),
+            pb.Gpu(uuid="GPU-2", bus_id="b", state="lost"),
+            pb.Gpu(uuid="GPU-3", bus_id="c", state="ok", assigned=True),
+        ]
+    )
+    devices = status.describe(inventory(gpus=found))["devices"]
+    assert [(device["deviceId"], device["offer"]) for device in devices] == [("GPU-1", True), ("GPU-2", False), ("GPU-3", False)]
+
+
+def test_times_are_rfc_3339_in_utc() -> None:
+    assert status.moment(None) is None
+    assert status.moment(1717171717.25) == "2024-05-31T16:08:37.250Z"
+    assert status.describe(inventory())["collectedAt"] == "1970-01-01T00:01:40.250Z"
