@@ -16,7 +16,7 @@ _NODES = "/sys/devices/system/node"
 def collect(ctx: Context) -> pb.MemorySection:
     """The section. `total_source` names what the total came from; a source without permission is in `unreadable`."""
     files = ctx.files
-    memory = smbios.memory(smbios.parse(files.bytes(smbios.TABLE), files.bytes(smbios.ENTRY_POINT)))
+    memory = smbios.memory(smbios.parse(files.bytes(smbios.TABLE, smbios.LIMIT), files.bytes(smbios.ENTRY_POINT)))
     total, source = _total(files, memory)
     devices = sorted(memory.devices, key=lambda d: (d.locator or "", d.bank or "", d.serial or "", d.handle))
     return pb.MemorySection(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 TABLE = "/sys/firmware/dmi/tables/DMI"
 ENTRY_POINT = "/sys/firmware/dmi/tables/smbios_entry_point"
+LIMIT = 1 << 20  # bytes: ten times the table of a host with 64 DIMMs; a larger one is a fault and named as EFBIG
 
 BIOS, SYSTEM, BOARD, CHASSIS, MEMORY_ARRAY, MEMORY_DEVICE, IPMI_DEVICE, END = 0, 1, 2, 3, 16, 17, 38, 127
 _HEADER = 4

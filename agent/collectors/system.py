@@ -78,7 +78,7 @@ _TREE_WORDS = {"linux,kvm": "kvm", "linux,dummy-virt": "kvm", "xen,": "xen", "vm
 def collect(ctx: Context) -> pb.SystemSection:
     """The section. Absent where neither source says it; a source without permission is in `unreadable`."""
     files = ctx.files
-    table = smbios.parse(files.bytes(smbios.TABLE), files.bytes(smbios.ENTRY_POINT))
+    table = smbios.parse(files.bytes(smbios.TABLE, smbios.LIMIT), files.bytes(smbios.ENTRY_POINT))
     dmi = smbios.identity(table)
     for name in smbios.IDENTITY:
         if value := files.value(_DMI + name):

@@ -94,6 +94,12 @@ def test_unreadable_table_is_named_and_the_next_source_taken(tmp_path: Path) -> 
     assert not section.dimms
 
 
+def test_table_of_absurd_size_is_named_and_not_parsed(tmp_path: Path) -> None:
+    section = collect(context(tmp_path, {DMI: bytes((1 << 20) + 1), **blocks(192)}))
+    assert list(section.unreadable) == [pb.Unreadable(path=DMI, errno=errno.EFBIG)]
+    assert section.total_source == "memory-blocks"
+
+
 @pytest.mark.parametrize("text", ["", "MemTotal: unknown\n", "\0\0\0"])
 def test_damaged_meminfo_leaves_the_total_absent(tmp_path: Path, text: str) -> None:
     section = collect(context(tmp_path, {"/proc/meminfo": text, f"{BLOCKS}/block_size_bytes": "zz\n"}))
