@@ -138,7 +138,8 @@ def _pci(call: Calls, handle: Any) -> dict[str, str]:
 
 
 def _bus_id(info: Any) -> str:
-    text = info.busId.decode(errors="replace")
+    # Not `info.busId`: pynvml's structs decode texts on the way out, strictly.
+    text: str = object.__getattribute__(info, "busId").decode(errors="replace")
     return bus_id(text) or text
 
 

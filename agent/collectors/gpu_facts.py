@@ -255,11 +255,14 @@ def _mig_instance(device: Device, answer: Mapping[str, object]) -> pb.MigInstanc
 
 
 def _nvlinks(gpu: pb.Gpu, device: Device) -> None:
+    """A link whose state cannot be read is left out: it is neither up nor down."""
     answers = device.ask("nvlinks")
     for answer in answers if isinstance(answers, list) else []:
         if isinstance(answer, dict) and (link := number(answer.get("link"))) is not None:
             active = flag(device.part(answer, "active", LINK_FUNCTIONS))
-            message = pb.NvLink(link=link, active=bool(active))
+            if active is None:
+                continue
+            message = pb.NvLink(link=link, active=active)
             _put(message, "peer_bus_id", bus_id(text(device.part(answer, "remoteBusId", LINK_FUNCTIONS)) or ""))
             kind = number(device.part(answer, "remoteType", LINK_FUNCTIONS))
             _put(message, "peer_type", None if kind is None else _PEERS.get(kind))

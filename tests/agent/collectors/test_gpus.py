@@ -182,9 +182,9 @@ def test_lists_every_nvidia_function_and_reads_only_the_vendor_of_others(tmp_pat
     read: list[str] = []
 
     class Watching(Files):
-        def bytes(self, path: str) -> bytes | None:
+        def bytes(self, path: str, *args: Any, **options: Any) -> bytes | None:
             read.append(path)
-            return super().bytes(path)
+            return super().bytes(path, *args, **options)
 
     message = collect_gpus(Context(Watching(host), open_nvml(folder)))
     assert [(f.bus_id, f.class_code, f.driver, f.numa_node) for f in message.pci_functions] == [
@@ -259,6 +259,13 @@ def test_a_failure_inside_a_mig_instance_names_the_function(tmp_path: Path) -> N
     gpu = of(tmp_path, nvml).gpus[1]
     assert [u.path for u in gpu.unreadable] == ["nvmlGpuInstanceGetInfo"]
     assert [i.HasField("placement") for i in gpu.mig.instances] == [True, False]
+
+
+def test_a_link_whose_state_cannot_be_read_is_left_out_and_the_function_named(tmp_path: Path) -> None:
+    links = [{"link": 0, "active": {"error": "UNKNOWN"}}, {"link": 1, "active": True, "remoteBusId": {"error": "TIMEOUT"}}]
+    gpu = first(tmp_path, nvlinks=links)
+    assert list(gpu.nvlinks) == [pb.NvLink(link=1, active=True)]
+    assert [u.path for u in gpu.unreadable] == ["nvmlDeviceGetNvLinkRemotePciInfo_v2", "nvmlDeviceGetNvLinkState"]
 
 
 def test_a_failing_system_query_is_named_by_the_section(tmp_path: Path) -> None:
