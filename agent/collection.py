@@ -85,7 +85,7 @@ class Collector:
                             done[frame.name] = frame
                     await _ended(child)
             except TimeoutError:
-                error = ("Hang", f"no answer within {self._limit:g} s; its process {child.pid} was ended")
+                error = ("Hang", f"no answer within {self._limit:g} s; its process was ended")
             finally:
                 gone = await _end(child)
         said = bytes(stderr).decode(errors="replace").strip()

@@ -136,7 +136,6 @@ FACTS = (
     Fact("inforomImage", ("inforom_image",), text),
     Fact("gspFirmware", ("gsp_firmware",), text),
     Fact("memoryTotal", ("vram_bytes",), lambda answer: number64(answer) or None),
-    Fact("architecture", ("architecture",), word(_ARCHITECTURES)),
     Fact("memoryNumaNode", ("memory_numa_node",), node),
     Fact("eccMode", ("ecc.current", "ecc.pending"), flag),
     Fact("eccVolatileTotal", ("ecc.volatile.total",), number64),
@@ -182,7 +181,9 @@ def describe(device: Device, gpu: pb.Gpu, confidential_compute: str | None) -> N
         if len(values) == len(fact.fields):
             for path, value in zip(fact.fields, values, strict=True):
                 _put(gpu, path, fact.read(value))
-    generation = number(device.ask("architecture")) or 0
+    answer = device.ask("architecture")
+    generation = number(answer) or 0
+    _put(gpu, "architecture", word(_ARCHITECTURES)(answer))
     _capability(gpu, device.ask("computeCapability"))
     if gpu.ecc.HasField("current") and generation >= AMPERE:  # the call succeeds on cards without the feature, with zeros
         _row_remap(gpu, device.ask("remappedRows"))

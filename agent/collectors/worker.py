@@ -29,6 +29,7 @@ from agent.host import Host
 from agent.nvml import Nvml, PynvmlNvml
 
 _PR_SET_PDEATHSIG = 1
+_LONGEST = 1000  # characters of an exception's text in a message; the whole of it is on standard error
 
 
 def main() -> None:
@@ -53,12 +54,13 @@ def _outcome(name: str, host: Host, nvml: Nvml, known: tuple[pb.Gpu, ...], optio
         data = encode(collect(name, host, nvml, known, options))
         return {"section": name, "size": len(data)}, data
     except SectionFailed as error:
-        return {"section": name, "reason": error.reason, "message": str(error)}, b""
+        return {"section": name, "reason": error.reason, "message": str(error)[:_LONGEST]}, b""
     except FieldError as error:
-        return {"section": name, "reason": type(error).__name__, "message": str(error)}, b""
+        return {"section": name, "reason": type(error).__name__, "message": str(error)[:_LONGEST]}, b""
     except Exception as error:  # noqa: BLE001 - the one runner
         traceback.print_exc()
-        return {"section": name, "reason": "Bug", "message": f"{type(error).__name__}: {error} ({_where(error)})"}, b""
+        message = f"{type(error).__name__}: {str(error)[:_LONGEST]} ({_where(error)})"
+        return {"section": name, "reason": "Bug", "message": message}, b""
 
 
 def _where(error: BaseException) -> str:

@@ -192,6 +192,19 @@ def test_a_worker_that_cannot_start_fails_every_section_at_once(host: Path, plug
     assert {f.message for f in collected.failed} == {"the worker ended with exit code 1: no way"}
 
 
+def test_a_bug_with_a_huge_text_is_cut(host: Path, plugin: Path) -> None:
+    plugin.write_text(BREAK.format(section="cpu", code="raise ValueError('z' * 1_000_000)"))
+    collected = collect(ALL, host)
+    (failed,) = collected.failed
+    assert failed.message.startswith("ValueError: zzz")
+    assert len(failed.message) < 1100
+
+
+def test_a_hang_says_the_same_each_time(host: Path, plugin: Path) -> None:
+    plugin.write_text(BREAK.format(section="cpu", code="import time; time.sleep(600)"))
+    assert collect(["cpu"], host, limit=0.5).failed == collect(["cpu"], host, limit=0.5).failed
+
+
 def test_what_a_library_prints_does_not_reach_the_frames(host: Path, plugin: Path) -> None:
     plugin.write_text(
         BREAK.format(section="os", code="print('{\"section\": 1}', flush=True); import os; os.write(1, b'x'); ctx.bug")

@@ -465,6 +465,28 @@ def test_a_known_gpu_on_a_stub_driver_is_assigned_not_lost(tmp_path: Path) -> No
     assert not message.HasField("error")
 
 
+def test_one_assigned_gpu_beside_one_of_the_driver(tmp_path: Path) -> None:
+    nvml = full()
+    del nvml["devices"][0]
+    folder = record(tmp_path / "host", nvml)
+    driver = folder / "root/sys/devices/pci0000:16/0000:16:01.0" / SLOTS[0] / "driver"
+    driver.unlink()
+    driver.symlink_to("../../../../bus/pci/drivers/vfio-pci")
+    message = section(folder, known())
+    assert [(gpu.uuid, gpu.assigned, gpu.state) for gpu in message.gpus] == [(UUIDS[0], True, "ok"), (UUIDS[1], False, "ok")]
+    assert [gpu.uuid for gpu in section(folder).gpus] == [UUIDS[1]]  # nobody knows what is bound to the stub
+
+
+@pytest.mark.parametrize("kind", ["0x068000", "0x040300", "0x0c0330"])
+def test_switches_and_the_other_functions_of_a_card_are_listed_and_expect_no_nvml(tmp_path: Path, kind: str) -> None:
+    folder = record(tmp_path / "host", full(), driver=None)
+    for slot in SLOTS:
+        (folder / "root/sys/devices/pci0000:16/0000:16:01.0" / slot / "class").write_text(kind + "\n")
+    message = collect_gpus(Context(Files(open_host(folder)), Never()))
+    assert [f.class_code for f in message.pci_functions] == [kind.removeprefix("0x")] * 2
+    assert not message.HasField("error")
+
+
 def test_a_known_gpu_whose_slot_has_another_gpu_now_is_not_lost(tmp_path: Path) -> None:
     nvml = full()
     nvml["devices"][0]["uuid"] = "GPU-99999999-0000-0000-0000-000000000000"
