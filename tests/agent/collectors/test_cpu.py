@@ -153,6 +153,12 @@ def test_unknown_package_id_leaves_sockets_absent(tmp_path: Path) -> None:
     assert section.cores == 4
 
 
+def test_sockets_are_absent_where_a_package_has_no_list(tmp_path: Path) -> None:
+    files = grace()
+    del files[f"{CPU}/cpu2/topology/package_cpus_list"]
+    assert not collect(context(tmp_path, files, uname=ARM)).HasField("sockets")
+
+
 def test_offline_cpus_are_present_and_not_online(tmp_path: Path) -> None:
     files = xeon() | {f"{CPU}/online": "0-5\n", "/proc/cpuinfo": "".join(xeon_block(n, n % 4 // 2, n % 2) for n in range(6))}
     section = collect(context(tmp_path, files))
