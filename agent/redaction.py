@@ -26,7 +26,6 @@ from agent.collectors import ata, cmdline, smbios
 _HEX = (
     (re.compile(r"[0-9A-Fa-f]{8}-(?:[0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}"), 0, 0),
     (re.compile(r"(?<![0-9a-f:])(?:[0-9a-f]{8}:){3}[0-9a-f]{8}(?![0-9a-f:])"), 0, 0),
-    (re.compile(r"(?<![0-9A-Za-z.])[0-9a-f]{32}(?![0-9A-Za-z])"), 0, 0),
     (re.compile(r"(?<![0-9A-Fa-f:])(?:[0-9A-Fa-f]{2}:){5}(?:(?:[0-9A-Fa-f]{2}:){14})?[0-9A-Fa-f]{2}(?![0-9A-Fa-f:])"), 23, 6),
     (re.compile(r"(?<![0-9a-f:])(?:(?:[0-9a-f]{4}:){4})?(?:[0-9a-f]{4}:){3}[0-9a-f]{4}(?![0-9a-f:])"), 19, 6),
     (re.compile(r"(?:naa\.|eui\.)([0-9A-Fa-f]{32}|[0-9A-Fa-f]{16})(?![0-9A-Za-z])"), 0, 7),
@@ -35,6 +34,7 @@ _HEX = (
 )
 _PUBLIC = {"8be4df6193ca11d2aa0d00e098032b8c", "c12a7328f81f11d2ba4b00a0c93ec93b"}  # EFI's own variables, an EFI partition
 _IPV4 = re.compile(r"\b(?!0\.|127\.)\d{1,3}(?:\.\d{1,3}){3}\b")
+_HARMLESS = ("BOOT_IMAGE", "console", "root")  # kernel arguments whose value tells nothing more once the names in it are gone
 _COMMAND_LINE = re.compile(r"(?im)((?:kernel )?command line: )(.*)$")
 
 # What firmware writes where it has no serial. Repeated characters and ascending runs are found by rule.
@@ -206,7 +206,7 @@ def _command_line(names: Names, line: str) -> str:
     for name, value in cmdline.arguments(line):
         shown = cmdline.shown((name, value))
         if shown is not None:
-            kept = shown[1] if shown[1] is not None or value is None else names.shaped(value)
+            kept = value if value is None or name in _HARMLESS or shown[1] is not None else names.shaped(value)
             words.append(name if kept is None else f'{name}="{kept}"' if " " in kept else f"{name}={kept}")
     return " ".join(words)
 
