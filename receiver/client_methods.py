@@ -189,9 +189,9 @@ def _nested(field: Field, value: Any) -> Any:
 
 
 def _whole(value: Any) -> Any:
-    """A Struct's numbers are doubles: those that are whole read as whole numbers."""
+    """A Struct as a person reads it: its numbers are doubles, the whole ones shown as such; its keys have no order, so sorted."""
     if isinstance(value, dict):
-        return {key: _whole(one) for key, one in value.items()}
+        return {key: _whole(value[key]) for key in sorted(value)}
     if isinstance(value, list):
         return [_whole(one) for one in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -67,7 +67,8 @@ def cell(value: Any, now: datetime, key: str = "") -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        return " ".join(f"{name}={cell(one, now, name)}" for name, one in value.items()) or "-"
+        named = {name: cell(one, now, name) for name, one in value.items() if one not in (None, "", [], {})}
+        return " ".join(f"{name}={text}" for name, text in named.items()) or "-"
     if isinstance(value, list):
         nested = any(isinstance(one, Mapping) for one in value)
         return (" | " if nested else ", ").join(cell(one, now) for one in value) or "-"
@@ -106,7 +107,7 @@ class _Drawing:
         """A whole answer. One that is a page of a list is drawn as that list, with its cursor below."""
         lists = [key for key, one in value.items() if isinstance(one, list)]
         if len(lists) == 1 and set(value) <= {*lists, "nextCursor"}:
-            self.rows(value[lists[0]], lists[0])
+            self.page(value[lists[0]], lists[0])
             if value.get("nextCursor"):
                 self.line(f"go on with cursor={value['nextCursor']}", "dim")
         else:
@@ -130,30 +131,46 @@ class _Drawing:
             else:
                 self.fields(one, name)
 
+    def page(self, rows: Sequence[Mapping[str, Any]], name: str) -> None:
+        """The list that is the answer: on a terminal as many columns as fit, the others named below."""
+        keys = _columns(rows)
+        left_out: list[str] = []
+        while self.terminal and len(keys) > 1 and self.width(rows, keys) > self.console.width:
+            left_out.insert(0, keys.pop())
+        if not rows:
+            self.line(f"no {name}", "dim")
+            return
+        self.console.print(self.grid(rows, keys))
+        if left_out:
+            self.line(f"not shown for want of width: {', '.join(left_out)}", "dim")
+
     def rows(self, rows: Sequence[Mapping[str, Any]], name: str) -> None:
         """A list of objects as a table; on a terminal that is too narrow for it, one block an object."""
         if not rows:
             self.line(f"no {name.rpartition('.')[2] or 'rows'}", "dim")
             return
-        table = self.grid(rows)
-        if self.terminal and table.__rich_measure__(self.console, self.console.options).maximum > self.console.width:
+        keys = _columns(rows)
+        if self.terminal and self.width(rows, keys) > self.console.width:
             for number, row in enumerate(rows):
                 self.line(f"\n{name}[{number}]", "bold")
                 self.block(row)
         else:
-            self.console.print(table)
+            self.console.print(self.grid(rows, keys))
 
-    def grid(self, rows: Sequence[Mapping[str, Any]]) -> Any:
-        """The table of `rows`: a column for each key that has a value in some row."""
+    def width(self, rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> int:
+        """How wide the table would be; more than the terminal is not told apart."""
+        wide = self.console.options.update(width=PIPE_WIDTH)
+        return int(self.grid(rows, keys).__rich_measure__(self.console, wide).maximum)
+
+    def grid(self, rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> Any:
+        """The table of `rows` with a column for each of `keys`."""
         from rich.table import Table
 
-        keys = list(dict.fromkeys(key for row in rows for key in row))
-        filled = [key for key in keys if any(row.get(key) not in (None, "", [], {}) for row in rows)]
         table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-        for key in filled or keys:
+        for key in keys:
             table.add_column(key, no_wrap=True)
         for row in rows:
-            table.add_row(*(self.text(row.get(key), key) for key in filled or keys))
+            table.add_row(*(self.text(row.get(key), key) for key in keys))
         return table
 
     def block(self, row: Mapping[str, Any]) -> None:
@@ -174,6 +191,12 @@ class _Drawing:
     def line(self, text: str, style: str = "") -> None:
         """One line, taken literally (square brackets are no markup)."""
         self.console.print(text, style=style or None, markup=False)
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys that have a value in some row, in their order; all when none has."""
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    return [key for key in keys if any(row.get(key) not in (None, "", [], {}) for row in rows)] or keys
 
 
 def _is_nested(value: Any) -> bool:

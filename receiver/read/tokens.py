@@ -19,9 +19,14 @@ class Scope:
     tenant: str
 
 
+def caller() -> Scope:
+    """What the caller's token allows."""
+    return Scope(ALL)
+
+
 def scope(requested: str | None) -> Scope:
     """What a request may read. `requested`: its tenantId, or None for the token's. Raises Forbidden for another tenant."""
-    return narrowed(Scope(ALL), requested)
+    return narrowed(caller(), requested)
 
 
 def narrowed(token: Scope, requested: str | None) -> Scope:

@@ -140,62 +140,64 @@ class Node(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     ID_FIELD_NUMBER: _builtins.int
-    TENANT_ID_FIELD_NUMBER: _builtins.int
-    POOL_ID_FIELD_NUMBER: _builtins.int
-    KIND_FIELD_NUMBER: _builtins.int
-    STATUS_FIELD_NUMBER: _builtins.int
-    TRUST_FIELD_NUMBER: _builtins.int
     HOSTNAME_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
     CONNECTED_FIELD_NUMBER: _builtins.int
     LAST_SEEN_AT_FIELD_NUMBER: _builtins.int
+    POOL_ID_FIELD_NUMBER: _builtins.int
+    NO_SCHEDULE_REASONS_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    TRUST_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    APPLIED_SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    APPLIED_DIGEST_FIELD_NUMBER: _builtins.int
     COLLECTED_AT_FIELD_NUMBER: _builtins.int
-    CREATED_AT_FIELD_NUMBER: _builtins.int
     DAEMON_VERSION_FIELD_NUMBER: _builtins.int
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     BOOT_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
-    APPLIED_SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
-    APPLIED_DIGEST_FIELD_NUMBER: _builtins.int
-    MISSING_FIELD_NUMBER: _builtins.int
-    NO_SCHEDULE_REASONS_FIELD_NUMBER: _builtins.int
+    CREATED_AT_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     CONDITIONS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    tenant_id: _builtins.str
-    pool_id: _builtins.str
-    kind: _builtins.str
-    """"host", "site-agent" """
-    status: _builtins.str
-    """"adopting", "adopted", "maintenance", "retired", "deleted" """
-    trust: _builtins.str
-    """"platform", "tenant-controlled" """
     hostname: _builtins.str
     """as the applied inventory says"""
+    status: _builtins.str
+    """"adopting", "adopted", "maintenance", "retired", "deleted" """
     connected: _builtins.bool
     """a session is open, on whichever receiver"""
+    pool_id: _builtins.str
+    trust: _builtins.str
+    """"platform", "tenant-controlled" """
+    kind: _builtins.str
+    """"host", "site-agent" """
+    tenant_id: _builtins.str
+    applied_snapshot_id: _builtins.str
+    """the last one that changed the platform's view"""
+    applied_digest: _builtins.str
+    """of the last offer applied or found unchanged, perhaps "advisory:<digest>" """
     daemon_version: _builtins.str
     protocol_version: _builtins.str
     boot_id: _builtins.str
     epoch: _builtins.int
     """of its sessions; 0: none yet"""
-    applied_snapshot_id: _builtins.str
-    applied_digest: _builtins.str
     @_builtins.property
     def last_seen_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def no_schedule_reasons(self) -> _containers.RepeatedCompositeFieldContainer[Global___NoScheduleReason]:
+        """sorted by owner, type; empty: nothing is against placing here"""
+
+    @_builtins.property
+    def missing(self) -> _containers.RepeatedCompositeFieldContainer[_inventory_pb2.MissingSection]:
+        """sorted by name"""
+
     @_builtins.property
     def collected_at(self) -> _timestamp_pb2.Timestamp:
         """the last collection that a status report confirmed"""
 
     @_builtins.property
     def created_at(self) -> _timestamp_pb2.Timestamp: ...
-    @_builtins.property
-    def missing(self) -> _containers.RepeatedCompositeFieldContainer[_inventory_pb2.MissingSection]:
-        """sorted by name"""
-
-    @_builtins.property
-    def no_schedule_reasons(self) -> _containers.RepeatedCompositeFieldContainer[Global___NoScheduleReason]:
-        """sorted by owner, type; empty: nothing is against placing here"""
-
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -206,24 +208,24 @@ class Node(_message.Message):
         self,
         *,
         id: _builtins.str = ...,
-        tenant_id: _builtins.str = ...,
-        pool_id: _builtins.str | None = ...,
-        kind: _builtins.str = ...,
-        status: _builtins.str = ...,
-        trust: _builtins.str = ...,
         hostname: _builtins.str | None = ...,
+        status: _builtins.str = ...,
         connected: _builtins.bool = ...,
         last_seen_at: _timestamp_pb2.Timestamp | None = ...,
+        pool_id: _builtins.str | None = ...,
+        no_schedule_reasons: _abc.Iterable[Global___NoScheduleReason] | None = ...,
+        missing: _abc.Iterable[_inventory_pb2.MissingSection] | None = ...,
+        trust: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        tenant_id: _builtins.str = ...,
+        applied_snapshot_id: _builtins.str | None = ...,
+        applied_digest: _builtins.str | None = ...,
         collected_at: _timestamp_pb2.Timestamp | None = ...,
-        created_at: _timestamp_pb2.Timestamp | None = ...,
         daemon_version: _builtins.str | None = ...,
         protocol_version: _builtins.str | None = ...,
         boot_id: _builtins.str | None = ...,
         epoch: _builtins.int = ...,
-        applied_snapshot_id: _builtins.str | None = ...,
-        applied_digest: _builtins.str | None = ...,
-        missing: _abc.Iterable[_inventory_pb2.MissingSection] | None = ...,
-        no_schedule_reasons: _abc.Iterable[Global___NoScheduleReason] | None = ...,
+        created_at: _timestamp_pb2.Timestamp | None = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         conditions: _abc.Iterable[Global___NodeCondition] | None = ...,
     ) -> None: ...

@@ -1,0 +1,73 @@
+"""A real receiver in this process: its gRPC on unix sockets, its database a fresh one."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import psycopg
+
+from receiver.client_methods import answer, find, parse
+from receiver.config import Config
+from receiver.service import Receiver
+from tests.fake_daemon import FakeDaemon
+
+
+@dataclass
+class Live:
+    """A receiver that serves, and the daemons that a test has connected to it."""
+
+    receiver: Receiver
+    database: str
+    daemons: list[FakeDaemon] = field(default_factory=list)
+
+    def daemon(self, **fields: Any) -> FakeDaemon:
+        """A daemon that will be hung up at the end."""
+        self.daemons.append(FakeDaemon(self.receiver.config.listen_session, **fields))
+        return self.daemons[-1]
+
+    async def api(self, name: str, **keys: object) -> dict[str, Any]:
+        """What `better-compute api NAME key=value ... --format json` prints. Raises grpc.aio.AioRpcError."""
+        method = find(name)
+        request = parse(method, [f"{key}={value}" for key, value in keys.items()])
+        async with grpc.aio.insecure_channel(self.receiver.config.listen_api) as channel:
+            call: Any = channel.unary_unary(method.path, lambda message: message.SerializeToString(), method.response.FromString)
+            return answer(await call(request))
+
+    def rows(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
+        """What the database has."""
+        with psycopg.connect(self.database, autocommit=True) as connection:
+            return connection.execute(query.encode(), arguments or None).fetchall()
+
+
+@asynccontextmanager
+async def serving(database: str, **settings: Any) -> AsyncIterator[Live]:
+    """A receiver over `database` for the length of the block; it drains at the end."""
+    with tempfile.TemporaryDirectory(prefix="bc-") as directory:
+        sockets = {"listen_session": f"unix:{directory}/s", "listen_api": f"unix:{directory}/a"}
+        receiver = Receiver(Config(**{"database_connections": 3, "drain": 0.5, **sockets, **settings}), database)
+        live = Live(receiver, database)
+        try:
+            await receiver.start()
+            yield live
+        finally:
+            for daemon in live.daemons:
+                await daemon.close()
+            await receiver.stop()
+
+
+def live(test: Callable[[Live], Awaitable[None]]) -> Callable[[str], None]:
+    """Runs an asynchronous test with a receiver over a fresh database."""
+
+    def run(database: str) -> None:
+        async def main() -> None:
+            async with serving(database) as served:
+                await test(served)
+
+        asyncio.run(main())
+
+    run.__doc__ = test.__doc__
+    return run
