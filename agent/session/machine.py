@@ -4,7 +4,7 @@ Events are the gateway's messages and our own: Opened, HelloChanged, StatusChang
 the next state and what goes out: messages to send, and notes to the daemon (Welcomed, Answered, CollectAgain, Close). A pair
 that is not in the table changes nothing: the peer may be newer, or its message crossed ours.
 
-One State outlives its stream: `Opened` begins the next session and keeps what was refused and until when. Times are seconds
+One State outlives its stream: `Opened` begins the next session and keeps what was applied or refused. Times are seconds
 of one monotonic clock.
 """
 
@@ -285,7 +285,7 @@ def _tick(state: State, event: Tick, now: float) -> tuple[State, Outputs]:
 
 
 def _closed(state: State) -> State:
-    return State(status=state.status, inventory=state.inventory, hold=state.hold)
+    return State(applied=state.applied, status=state.status, inventory=state.inventory, hold=state.hold)
 
 
 _OPEN = (Phase.GREETING, Phase.IDLE, Phase.OFFERED, Phase.SENT)

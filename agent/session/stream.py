@@ -87,7 +87,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class LinkState:
-    """The session for a person: `connecting`, `connected` or `waiting`; times are Unix seconds."""
+    """The session for a person: `connecting`, `connected` or `waiting`. `epoch`: the last session's; times are Unix seconds."""
 
     state: str
     since: float
@@ -212,6 +212,7 @@ class Link:
         self._move("waiting", error=error, next_attempt=time.time() + delay)
 
     def _move(self, state: str, *, epoch: int | None = None, error: str = "", next_attempt: float | None = None) -> None:
+        epoch = self.state.epoch if epoch is None else epoch
         self.state = LinkState(state, time.time(), self._server, epoch, error, next_attempt)
 
     def _arm(self) -> None:
