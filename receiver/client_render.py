@@ -122,14 +122,19 @@ class _Drawing:
             self.line(f"{key:<{width}}  {text}")
         for key, one in nested.items():
             name = f"{path}.{key}" if path else key
-            if key == "sections" and not path:
-                name = ""
+            if name == "sections":  # their names are headings enough
+                for section, fields in one.items():
+                    self.below(section, fields)
             else:
-                self.line(f"\n{name}", "bold")
-            if isinstance(one, list):
-                self.rows(one, name)
-            else:
-                self.fields(one, name)
+                self.below(name, one)
+
+    def below(self, name: str, value: Any) -> None:
+        """A list or an object below its heading."""
+        self.line(f"\n{name}", "bold")
+        if isinstance(value, list):
+            self.rows(value, name)
+        else:
+            self.fields(value, name)
 
     def page(self, rows: Sequence[Mapping[str, Any]], name: str) -> None:
         """The list that is the answer: on a terminal as many columns as fit, the others named below."""

@@ -131,7 +131,7 @@ class Config:
 
     database_url: str = _row("database.url", TEXT, "", "The Postgres to use (libpq URL, 15 or newer). None: an embedded one.")
     database_connections: int = _row("database.connections", COUNT, "8", "How many connections to the database at most.")
-    database_migrate: bool = _row("database.migrate", FLAG, "false", "Run migrations at start. (An embedded Postgres always.)")
+    database_migrate: bool = _row("database.migrate", FLAG, "false", "Run migrations at start; an embedded Postgres always is.")
     data_dir: str = _row("data_dir", PATH, "/var/lib/bc-receiver", "Where the embedded Postgres lives (mode 0700).")
     listen_session: str = _row("listen.session", TARGET, "127.0.0.1:7443", "Where nodes report: HOST:PORT or unix:/PATH.")
     listen_api: str = _row("listen.api", TARGET, "127.0.0.1:7701", "Where better-compute asks: HOST:PORT or unix:/PATH.")

@@ -1,0 +1,255 @@
+"""`better-compute api`: what it takes, what it prints, how it ends."""
+
+import asyncio
+import io
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from bettercompute.agent.v1 import inventory_pb2 as pb
+from bettercompute.contract.sections import encode
+from bettercompute.control.v1 import inventory_pb2, nodes_pb2
+
+from receiver import client
+from receiver.client_methods import answer, find, methods, parse
+from receiver.client_render import render, render_line
+from tests.receiver.live import serving
+
+NOW = datetime(2026, 11, 29, 16, 23, 30, tzinfo=UTC)
+PROGRAM = Path(sys.executable).parent / "better-compute"
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = client.main(argv)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+# ---- what it takes
+
+
+def test_methods_are_those_of_the_descriptors() -> None:
+    assert list(methods()) == [
+        "events.list",
+        "events.watch",
+        "inventory.diff",
+        "inventory.get",
+        "inventory.history",
+        "nodes.get",
+        "nodes.list",
+    ]
+
+
+def test_keys_are_read_by_their_types_and_by_either_spelling() -> None:
+    request = parse(find("inventory.history"), ["nodeId=node_1", "limit=7", "tenant_id=a=b"])
+    assert request == inventory_pb2.InventoryServiceHistoryRequest(node_id="node_1", limit=7, tenant_id="a=b")
+
+
+@pytest.mark.parametrize(
+    ("method", "pairs", "says"),
+    [
+        ("inventry.get", [], ["inventry.get", "inventory.get", "nodes.list"]),
+        ("inventory.get", ["nodeid=x"], ["nodeid", "did you mean nodeId", "snapshotId (text)"]),
+        ("inventory.get", ["node"], ["'node' is not key=value", "nodeId"]),
+        ("inventory.history", ["limit=many"], ["limit='many'", "whole number"]),
+        ("inventory.history", ["limit=-1"], ["limit='-1'", "not negative"]),
+        ("inventory.history", ["limit=99999999999"], ["limit='99999999999'", "whole number"]),
+        ("inventory.history", ["limit="], ["limit=''", "whole number"]),
+    ],
+)
+def test_what_cannot_be_sent_names_the_key_and_what_is_valid(
+    capsys: pytest.CaptureFixture[str], method: str, pairs: list[str], says: list[str]
+) -> None:
+    code, out, err = run(capsys, "api", method, *pairs)
+    assert (code, out) == (2, "")
+    assert [word for word in says if word not in err] == []
+
+
+def test_options_may_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "api", "--server", "unix:/nowhere", "nodes.list", "limit=1", "--format", "json", "status=x")
+    assert (code, "unix:/nowhere" in err) == (2, True)
+
+
+def test_help_tells_the_exit_codes_and_every_key(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        client.main(["--help"])
+    text = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert "exit codes" in text
+    assert all(f"{key}=" in text for method in methods().values() for key in method.keys)
+
+
+# ---- what it prints
+
+
+def test_an_absent_field_is_null_in_an_answer_and_left_out_in_a_section() -> None:
+    sections = inventory_pb2.Sections(os=pb.OsSection(hostname="gpu-1"))
+    told = answer(inventory_pb2.InventoryServiceGetResponse(snapshot_id="inv_1", sections=sections))
+    assert told["appliedSnapshotId"] is None
+    assert told["createdAt"] is None
+    assert list(told["sections"]) == ["os"]
+    assert told["sections"]["os"]["hostname"] == "gpu-1"
+    assert "kernelRelease" not in told["sections"]["os"]
+
+
+def test_lists_maps_and_defaults_are_shown() -> None:
+    told = answer(inventory_pb2.InventoryServiceHistoryResponse(snapshots=[inventory_pb2.Snapshot(id="inv_1")]))
+    assert told == {
+        "snapshots": [{"id": "inv_1", "digest": "", "advisory": False, "createdAt": None, "sections": {}, "changed": []}],
+        "nextCursor": None,
+    }
+
+
+def shown(value: dict[str, Any], form: str = "table", terminal: int = 0) -> str:
+    class Screen(io.StringIO):
+        def isatty(self) -> bool:
+            return terminal > 0
+
+    out = Screen()
+    render(value, form, out, NOW)
+    return out.getvalue()
+
+
+SNAPSHOTS = {
+    "snapshots": [{"id": "inv_1", "digest": "ab" * 32, "createdAt": "2026-11-29T16:20:01.5Z", "changed": ["os", "gpus"]}],
+    "nextCursor": "17",
+}
+
+
+def test_a_table_in_a_pipe_is_plain_with_ages_and_short_hashes() -> None:
+    assert shown(SNAPSHOTS).splitlines() == [
+        "id     digest        createdAt                      changed",
+        "inv_1  abababababab  2026-11-29T16:20:01Z (3m ago)  os, gpus",
+        "go on with cursor=17",
+    ]
+
+
+def test_a_table_on_a_terminal_fits_its_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    coloured = shown(SNAPSHOTS, terminal=1)
+    assert "\x1b[1m" in coloured, "headings are bold"
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", coloured).splitlines()
+    assert max(map(len, lines[:2])) <= 40
+    assert "abababababab" in lines[1]
+    assert any("createdAt" in line for line in lines[2:])
+
+
+def test_an_empty_list_says_so() -> None:
+    assert shown({"snapshots": [], "nextCursor": None}) == "no snapshots\n"
+
+
+def test_nested_answers_are_drawn_below_headings() -> None:
+    gpus = [{"uuid": "GPU-1", "vramBytes": str(80 << 30), "mig": {"current": True, "pending": None}, "ecc": {}}]
+    text = shown({"snapshotId": "inv_1", "sections": {"gpus": {"error": None, "gpus": gpus}, "os": {"hostname": "[b]x"}}})
+    assert text.splitlines() == [
+        "snapshotId  inv_1",
+        "",
+        "gpus",
+        "error  -",
+        "",
+        "gpus.gpus",
+        "uuid   vramBytes  mig",
+        "GPU-1  80 GiB     current=yes",
+        "",
+        "os",
+        "hostname  [b]x",
+    ]
+
+
+def test_json_and_yaml_say_the_same_in_the_same_order() -> None:
+    read = json.loads(shown(SNAPSHOTS, "json"))
+    assert read == yaml.safe_load(shown(SNAPSHOTS, "yaml")) == SNAPSHOTS
+    assert list(read) == list(yaml.safe_load(shown(SNAPSHOTS, "yaml")))
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ("json", '{"event": {"id": "evt_1", "payload": {"a": 1}}, "cursor": "1.2"}\n'),
+        ("yaml", "---\nevent:\n  id: evt_1\n  payload:\n    a: 1\ncursor: '1.2'\n"),
+        ("table", "evt_1  a=1\n"),
+    ],
+)
+def test_a_stream_is_a_line_or_a_document_each(form: str, expected: str) -> None:
+    out = io.StringIO()
+    render_line({"event": {"id": "evt_1", "payload": {"a": 1}}, "cursor": "1.2"}, form, out, NOW)
+    assert out.getvalue() == expected
+
+
+# ---- against a server
+
+
+@pytest.fixture
+def target(database: str) -> Iterator[str]:
+    """The API of a receiver in another thread."""
+    ready, done, found = threading.Event(), threading.Event(), []
+
+    async def main() -> None:
+        async with serving(database) as served:
+            daemon = served.daemon(node_id="node_01hf7yat000000000000000000")
+            await daemon.connect()
+            await daemon.offer({"os": encode(pb.OsSection(hostname="gpu-1"))})
+            found.append(served.receiver.config.listen_api)
+            ready.set()
+            await asyncio.to_thread(done.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    assert ready.wait(20)
+    yield found[0]
+    done.set()
+    thread.join()
+
+
+def test_answers_and_refusals_end_with_their_codes(capsys: pytest.CaptureFixture[str], target: str) -> None:
+    node = "nodeId=node_01hf7yat000000000000000000"
+    code, out, _ = run(capsys, "api", "inventory.get", node, "--server", target, "--format", "json")
+    assert (code, json.loads(out)["sections"]["os"]["hostname"]) == (0, "gpu-1")
+    code, out, _ = run(capsys, "api", "nodes.list", "--server", target)
+    assert (code, "gpu-1" in out) == (0, True)
+    code, out, err = run(capsys, "api", "nodes.get", "nodeId=node_x", "--server", target)
+    assert (code, out, "NOT_FOUND: no node node_x" in err) == (1, "", True)
+    code, _, err = run(capsys, "api", "inventory.history", node, "limit=2000", "--server", target)
+    assert (code, "INVALID_ARGUMENT" in err and "1,000" in err) == (2, True)
+    code, _, err = run(capsys, "api", "nodes.list", "--server", target.removesuffix("a") + "s")
+    assert (code, "does not know nodes.list" in err) == (2, True)
+
+
+def test_an_unreachable_server_is_named_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "api", "nodes.list", "--server", "127.0.0.1:1")
+    assert (code, out) == (2, "")
+    assert "127.0.0.1:1" in err
+    assert "BETTER_COMPUTE_SERVER" in err
+
+
+def test_the_server_comes_from_the_environment() -> None:
+    done = subprocess.run(
+        [PROGRAM, "api", "nodes.list"],
+        env={"BETTER_COMPUTE_SERVER": "unix:/nowhere.sock"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, "unix:/nowhere.sock" in done.stderr) == (2, True)
+
+
+def test_is_part_of_the_base_install() -> None:
+    """No database library, and nothing that draws before something is drawn."""
+    heavy = ["sqlalchemy", "psycopg", "alembic", "rich", "yaml"]
+    code = f"import sys, receiver.client; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_node_without_labels_still_reads() -> None:
+    assert "labels" in answer(nodes_pb2.Node(id="node_1"))

@@ -1,0 +1,92 @@
+"""The receiver's settings: flag over environment over file over default, and what is wrong is named."""
+
+from pathlib import Path
+
+import pytest
+
+from receiver.config import SETTINGS, Config, check_listeners, load
+from receiver.errors import ReceiverError
+
+
+def written(directory: Path, text: str) -> Path:
+    file = directory / "receiver.toml"
+    file.write_text(text)
+    return file
+
+
+def test_a_flag_beats_the_environment_which_beats_the_file(tmp_path: Path) -> None:
+    file = written(tmp_path, '[listen]\napi = "unix:/file"\nsession = "unix:/file"\n\n[status]\ninterval = "1m"\n')
+    config = load(file, {"BC_LISTEN_API": "unix:/env", "BC_LISTEN_SESSION": "unix:/env"}, {"listen_api": "unix:/flag"})
+    assert (config.listen_api, config.listen_session, config.status_interval) == ("unix:/flag", "unix:/env", 60.0)
+    assert config.tenant == Config().tenant == "default"
+
+
+def test_the_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
+    file = written(tmp_path, 'tenant = "acme"')
+    assert load(None, {"BC_CONFIG": str(file)}, {}).tenant == "acme"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ('tenant = "a"\n[listen]\nport = 3\n', 3, "unknown key listen.port"),
+        ('\nlisten.api = "unix:/a"\nlisten.apy = "x"', 3, "unknown key listen.apy"),
+        ("tenant = 3", 1, "tenant is a int, expected str"),
+        ("[database]\nconnections = true", 2, "database.connections is a bool, expected int"),
+        ("[database]\n\nconnections = 0", 3, "'0' is not a whole number from 1"),
+        ('[listen]\napi = "nowhere"', 2, "'nowhere' is not"),
+        ('[status]\ninterval = "soon"', 2, "'soon' is not a duration"),
+        ("[status]\ninterval = 0", 2, "'0' is not a duration above zero"),
+        ('[log]\nformat = "xml"', 2, "'xml' is not text or json"),
+        ('tenant = ""', 1, "'' is not a word"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named_with_its_line(tmp_path: Path, text: str, line: int, words: str) -> None:
+    file = written(tmp_path, text)
+    with pytest.raises(ReceiverError) as error:
+        load(file, {}, {})
+    assert f"{file}:{line}" in str(error.value)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"tenant = ", b"\xff\xfe", b"[a\n"])
+def test_a_file_that_is_no_toml_is_named(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "receiver.toml"
+    file.write_bytes(content)
+    with pytest.raises(ReceiverError, match=str(file)):
+        load(file, {}, {})
+
+
+def test_a_named_file_must_be_there_and_the_default_one_need_not(tmp_path: Path) -> None:
+    with pytest.raises(ReceiverError, match="not there"):
+        load(tmp_path / "none.toml", {}, {})
+    assert load(None, {}, {}) == Config()
+
+
+@pytest.mark.parametrize(("environ", "flags", "where"), [({"BC_DRAIN": "x"}, {}, "BC_DRAIN"), ({}, {"drain": "x"}, "--drain")])
+def test_a_wrong_variable_or_flag_is_named(environ: dict[str, str], flags: dict[str, str], where: str) -> None:
+    with pytest.raises(ReceiverError, match=where):
+        load(None, environ, flags)
+
+
+def test_a_socket_path_that_the_kernel_cannot_take_is_refused() -> None:
+    with pytest.raises(ReceiverError, match="107"):
+        load(None, {}, {"listen_api": "unix:/" + "x" * 107})
+
+
+@pytest.mark.parametrize("target", ["0.0.0.0:1", "gpu-1:1", "[::]:1", "10.0.0.1:1"])
+@pytest.mark.parametrize("name", ["listen_session", "listen_api"])
+def test_listens_beyond_this_machine_only_when_insecure(target: str, name: str) -> None:
+    with pytest.raises(ReceiverError, match="--insecure"):
+        check_listeners(load(None, {}, {name: target}))
+    check_listeners(load(None, {}, {name: target, "insecure": "true"}))
+
+
+@pytest.mark.parametrize("target", ["127.0.0.1:1", "[::1]:1", "localhost:1", "unix:/run/x", "127.9.9.9:1"])
+def test_listens_on_this_machine(target: str) -> None:
+    check_listeners(load(None, {}, {"listen_session": target, "listen_api": target}))
+
+
+def test_every_setting_says_what_it_is() -> None:
+    assert all(setting.help.endswith(".") for setting in SETTINGS)
+    assert len({setting.flag for setting in SETTINGS}) == len(SETTINGS)
