@@ -15,7 +15,8 @@ from receiver.store import missing
 from receiver.store.database import Connection
 from receiver.values import Offer
 
-# Two statements, because after waiting for a lock a statement still sees other tables as they were when it began.
+# Two statements, because after waiting for a lock a statement still sees other tables as they were when it began. What is
+# looked up by key stands in scalar subqueries: as a join, the planner may choose to read all sections of the tenant.
 _LOCK = "SELECT FROM nodes WHERE id = %s FOR NO KEY UPDATE"
 
 _LOAD = f"""
@@ -24,25 +25,18 @@ SELECT n.tenant_id, n.pool_id, n.trust = 'tenant-controlled' OR n.session_trust_
   (SELECT s.sections FROM inventory_snapshots s WHERE s.id = n.applied_snapshot_id),
   (SELECT s.sections FROM inventory_snapshots s
    WHERE s.id = n.latest_snapshot_id AND s.id IS DISTINCT FROM n.applied_snapshot_id),
-  (SELECT jsonb_object_agg(b.name, jsonb_build_array(b.hash, b.snapshot_id))
-   FROM node_section_baselines b WHERE b.node_id = n.id),
+  n.section_baselines,
   {missing.COLUMN},
   ARRAY(SELECT o.name FROM unnest(%(names)s::text[], %(hashes)s::text[]) AS o(name, hash)
-        WHERE NOT EXISTS (SELECT FROM tenant_sections t WHERE (t.tenant_id, t.name, t.hash) = (n.tenant_id, o.name, o.hash))),
-  old.names, old.bodies, new.names, new.bodies
+        WHERE (SELECT true FROM tenant_sections t WHERE (t.hash, t.tenant_id, t.name) = (o.hash, n.tenant_id, o.name)) IS NULL),
+  bytes.hashes, bytes.bodies
 FROM nodes n
 LEFT JOIN LATERAL (
-  SELECT array_agg(b.name ORDER BY b.name) AS names, array_agg(s.body ORDER BY b.name) AS bodies
-  FROM node_section_baselines b
-  JOIN unnest(%(names)s::text[], %(hashes)s::text[]) AS o(name, hash) ON o.name = b.name AND o.hash <> b.hash
-  JOIN sections s ON s.hash = b.hash
-  WHERE b.node_id = n.id AND b.name = ANY(%(compared)s)) old ON true
-LEFT JOIN LATERAL (
-  SELECT array_agg(o.name ORDER BY o.name) AS names, array_agg(s.body ORDER BY o.name) AS bodies
-  FROM unnest(%(names)s::text[], %(hashes)s::text[]) AS o(name, hash)
-  LEFT JOIN node_section_baselines b ON b.node_id = n.id AND b.name = o.name AND b.hash = o.hash
-  JOIN sections s ON s.hash = o.hash
-  WHERE o.name = ANY(%(compared)s) AND o.name <> ALL(%(sent)s::text[]) AND b.name IS NULL) new ON true
+  SELECT array_agg(s.hash) AS hashes, array_agg(s.body) AS bodies FROM sections s
+  WHERE s.hash = ANY(ARRAY(
+    SELECT unnest(ARRAY[CASE WHEN o.name <> ALL(%(sent)s::text[]) THEN o.hash END, n.section_baselines -> o.name ->> 0])
+    FROM unnest(%(names)s::text[], %(hashes)s::text[]) AS o(name, hash)
+    WHERE o.name = ANY(%(compared)s::text[]) AND o.hash IS DISTINCT FROM n.section_baselines -> o.name ->> 0))) bytes ON true
 WHERE n.id = %(node)s
 """
 
@@ -55,7 +49,7 @@ WITH doc AS MATERIALIZED (SELECT %(doc)s::jsonb AS d),
   ok AS MATERIALIZED (
     SELECT FROM doc WHERE NOT EXISTS (
       SELECT FROM jsonb_each_text(d -> 'known') AS k(name, hash)
-      WHERE NOT EXISTS (SELECT FROM tenant_sections t WHERE (t.tenant_id, t.name, t.hash) = (%(tenant)s, k.name, k.hash)))),
+      WHERE (SELECT true FROM tenant_sections t WHERE (t.hash, t.tenant_id, t.name) = (k.hash, %(tenant)s, k.name)) IS NULL)),
   stored AS (
     INSERT INTO sections (hash, body, size) SELECT hash, body, octet_length(body) FROM ok, sent ON CONFLICT DO NOTHING),
   known AS (
@@ -71,14 +65,10 @@ WITH doc AS MATERIALIZED (SELECT %(doc)s::jsonb AS d),
       applied_digest = coalesce(a.digest, applied_digest),
       applied_snapshot_id = coalesce(a.snapshot, applied_snapshot_id),
       latest_snapshot_id = coalesce(a.latest, latest_snapshot_id),
+      section_baselines = section_baselines || (d -> 'baselines'),
       plan_rev = plan_rev + (a.snapshot IS NOT NULL)::int
     FROM ok, doc, jsonb_to_record(d -> 'node') AS a(digest text, snapshot text, latest text)
     WHERE nodes.id = %(node)s AND num_nulls(a.digest, a.snapshot, a.latest) < 3),
-  baselines AS (
-    INSERT INTO node_section_baselines (node_id, name, hash, snapshot_id)
-    SELECT %(node)s, b.name, b.hash, b.snapshot
-    FROM ok, doc, jsonb_to_recordset(d -> 'baselines') AS b(name text, hash text, snapshot text)
-    ON CONFLICT (node_id, name) DO UPDATE SET hash = excluded.hash, snapshot_id = excluded.snapshot_id),
   published AS (
     INSERT INTO events (id, tenant_id, pool_id, node_id, type, payload)
     SELECT e.id, %(tenant)s, %(pool)s, %(node)s, e.type, e.payload
@@ -108,8 +98,8 @@ def wanted(tx: Connection, node_id: str, offer: Offer) -> list[str]:
     """The offered sections whose bytes this node's tenant has not sent yet, sorted."""
     rows = tx.execute(
         """SELECT o.name FROM nodes n, unnest(%s::text[], %s::text[]) AS o(name, hash)
-           WHERE n.id = %s AND NOT EXISTS (
-             SELECT FROM tenant_sections t WHERE (t.tenant_id, t.name, t.hash) = (n.tenant_id, o.name, o.hash))
+           WHERE n.id = %s
+             AND (SELECT true FROM tenant_sections t WHERE (t.hash, t.tenant_id, t.name) = (o.hash, n.tenant_id, o.name)) IS NULL
            ORDER BY o.name""",
         [[one.name for one in offer.sections], [one.hash for one in offer.sections], node_id],
     )
@@ -128,13 +118,13 @@ def load(tx: Connection, node_id: str, offer: Offer, sent: Collection[str]) -> L
         "sent": list(sent),
         "compared": list(COMPARED),
     }
-    with tx.pipeline():
-        tx.execute(_LOCK, [node_id], prepare=True)
-        cursor = tx.execute(_LOAD, arguments, prepare=True, binary=True)
-        row = cursor.fetchone()
+    tx.execute(_LOCK, [node_id], prepare=True)
+    row = tx.execute(_LOAD, arguments, prepare=True, binary=True).fetchone()
     if row is None:
         raise LookupError(f"no node {node_id}")
-    tenant, pool, advisory, digest, applied_id, latest_id, applied, latest, baselines, absent, unknown, *bodies = row
+    tenant, pool, advisory, digest, applied_id, latest_id, applied, latest, stored, absent, unknown, hashes, bodies = row
+    baselines = {name: Baseline(*one) for name, one in stored.items()}
+    known = dict(zip(hashes or [], bodies or [], strict=True))
     current = Current(
         advisory=advisory,
         applied_digest=digest,
@@ -142,10 +132,14 @@ def load(tx: Connection, node_id: str, offer: Offer, sent: Collection[str]) -> L
         applied_sections=applied,
         latest_id=latest_id,
         latest_sections=latest or (applied if latest_id == applied_id else None),
-        baselines={name: Baseline(*one) for name, one in (baselines or {}).items()},
+        baselines=baselines,
         missing=missing.as_rows(absent),
     )
-    return Loaded(node_id, tenant, pool, current, frozenset(unknown), _decoded(*bodies[:2]), _decoded(*bodies[2:]))
+    before = {
+        name: baselines[name].hash for name in COMPARED & baselines.keys() if baselines[name].hash != offer.hashes.get(name)
+    }
+    after = {name: value for name, value in offer.hashes.items() if name in COMPARED and name not in sent}
+    return Loaded(node_id, tenant, pool, current, frozenset(unknown), _decoded(before, known), _decoded(after, known))
 
 
 def write(tx: Connection, loaded: Loaded, offer: Offer, bodies: Mapping[str, bytes], plan: InventoryPlan, mint: Mint) -> bool:
@@ -189,11 +183,7 @@ def _document(offer: Offer, bodies: Mapping[str, bytes], plan: InventoryPlan, mi
             "snapshot": applied.snapshot_id if applied else None,
             "latest": appended[0].id if appended else None,
         },
-        "baselines": [
-            {"name": step.name, "hash": step.hash, "snapshot": plan.snapshot_id}
-            for step in steps
-            if isinstance(step, SetBaseline)
-        ],
+        "baselines": {step.name: [step.hash, plan.snapshot_id] for step in steps if isinstance(step, SetBaseline)},
         "events": [
             {"id": mint("evt"), "type": step.event.type, "payload": step.event.payload}
             for step in steps
@@ -203,5 +193,5 @@ def _document(offer: Offer, bodies: Mapping[str, bytes], plan: InventoryPlan, mi
     }
 
 
-def _decoded(names: list[str] | None, bodies: list[bytes] | None) -> dict[str, Message]:
-    return {name: decode(name, body) for name, body in zip(names or [], bodies or [], strict=True)}
+def _decoded(hashes: Mapping[str, str], bodies: Mapping[str, bytes]) -> dict[str, Message]:
+    return {name: decode(name, bodies[value]) for name, value in hashes.items() if value in bodies}

@@ -118,6 +118,8 @@ nodes = Table(
     _text("applied_digest", nullable=True),
     _text("applied_snapshot_id", nullable=True),  # no foreign key: prune_snapshots() keeps it, nothing else deletes
     _text("latest_snapshot_id", nullable=True),
+    # {name: [hash, snapshot id]}: the last good one of each section that was applied, and the first snapshot that had it
+    _json("section_baselines", "{}"),
     _json("plan_key"),
     _number("plan_rev", 0),  # raised by every writer but the node's own reports: the gateway's cached verdicts end
     _number("ownership_rev", 0),
@@ -161,11 +163,10 @@ sections = Table(
 tenant_sections = Table(
     "tenant_sections",
     metadata,
+    Column("hash", Text, ForeignKey("sections.hash"), primary_key=True),
     _key("tenant_id"),
     _key("name"),
-    Column("hash", Text, ForeignKey("sections.hash"), primary_key=True),
     _time("created_at", now=True),
-    Index(None, "hash"),
 )
 
 inventory_snapshots = Table(
@@ -196,17 +197,6 @@ node_missing_sections = Table(
     _text("last_snapshot_id", nullable=True),  # where it was last present and without error
     _time("since", now=True),
     _words("source", ("report", "section")),
-)
-
-# The last good one of each section that was applied: what the next one is compared with.
-node_section_baselines = Table(
-    "node_section_baselines",
-    metadata,
-    _node(primary=True),
-    _key("name"),
-    Column("hash", Text, ForeignKey("sections.hash"), nullable=False),
-    _text("snapshot_id"),
-    Index(None, "hash"),
 )
 
 sessions = Table(
@@ -361,8 +351,8 @@ replan = Table(
 events = Table(
     "events",
     metadata,
+    Column("xid", BigInteger, primary_key=True, autoincrement=False, server_default=text("(pg_current_xact_id()::text)::bigint")),
     Column("seq", BigInteger, Identity(always=True), primary_key=True),
-    Column("xid", BigInteger, nullable=False, server_default=text("(pg_current_xact_id()::text)::bigint")),
     _text("id"),
     _time("time", now=True),
     _text("tenant_id"),
@@ -371,7 +361,6 @@ events = Table(
     _text("type"),
     _json("payload", "{}"),
     UniqueConstraint("id"),
-    Index(None, "xid", "seq"),
     Index(None, "tenant_id", "xid", "seq"),
     Index(None, "node_id", "xid", "seq"),
 )

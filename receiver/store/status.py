@@ -14,8 +14,7 @@ from receiver.values import KernelLog, Status
 _LOAD = f"""
 SELECT n.epoch, n.reported_digest, n.collected_at, n.kernel_log, n.abandoned_workers, n.applied_snapshot_id, {missing.COLUMN},
   (SELECT s.sections FROM inventory_snapshots s WHERE s.id = n.applied_snapshot_id),
-  (SELECT jsonb_object_agg(b.name, jsonb_build_array(b.hash, b.snapshot_id))
-   FROM node_section_baselines b WHERE b.node_id = n.id)
+  n.section_baselines
 FROM nodes n WHERE n.id = %s
 """
 
@@ -55,7 +54,7 @@ def load(tx: Connection, node_id: str) -> Stored:
     current = Current(
         applied_id=applied_id,
         applied_sections=applied,
-        baselines={name: Baseline(*one) for name, one in (baselines or {}).items()},
+        baselines={name: Baseline(*one) for name, one in baselines.items()},
         missing=missing.as_rows(absent),
     )
     return Stored(epoch, Status(digest or "", collected, (), KernelLog(**log) if log else None, abandoned), current)

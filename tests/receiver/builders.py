@@ -86,6 +86,6 @@ def told(tx: Connection, prefix: str = "node.") -> list[str]:
 
 def count(tx: Connection, table: str) -> int:
     """Rows of a table."""
-    row = tx.execute(f"SELECT count(*) FROM {table}").fetchone()  # type: ignore[call-overload]
+    row = tx.execute(f"SELECT count(*) FROM {table}").fetchone()
     assert row is not None
     return int(row[0])

@@ -1,8 +1,8 @@
 -- The tables of the spine, and the shape of what B0 and B11 say (bookable, bookings, disruptions).
 
 CREATE TABLE events (
-  seq BIGINT GENERATED ALWAYS AS IDENTITY,
   xid BIGINT DEFAULT (pg_current_xact_id()::text)::bigint NOT NULL,
+  seq BIGINT GENERATED ALWAYS AS IDENTITY,
   id TEXT NOT NULL,
   time TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
   tenant_id TEXT NOT NULL,
@@ -10,12 +10,11 @@ CREATE TABLE events (
   node_id TEXT,
   type TEXT NOT NULL,
   payload JSONB DEFAULT '{}'::jsonb NOT NULL,
-  CONSTRAINT pk_events PRIMARY KEY (seq),
+  CONSTRAINT pk_events PRIMARY KEY (xid, seq),
   CONSTRAINT uq_events_id UNIQUE (id)
 );
 CREATE INDEX ix_events_node_id_xid_seq ON events (node_id, xid, seq);
 CREATE INDEX ix_events_tenant_id_xid_seq ON events (tenant_id, xid, seq);
-CREATE INDEX ix_events_xid_seq ON events (xid, seq);
 
 CREATE TABLE pools (
   id TEXT NOT NULL,
@@ -65,6 +64,7 @@ CREATE TABLE nodes (
   applied_digest TEXT,
   applied_snapshot_id TEXT,
   latest_snapshot_id TEXT,
+  section_baselines JSONB DEFAULT '{}'::jsonb NOT NULL,
   plan_key JSONB,
   plan_rev BIGINT DEFAULT '0'::bigint NOT NULL,
   ownership_rev BIGINT DEFAULT '0'::bigint NOT NULL,
@@ -93,14 +93,13 @@ CREATE INDEX ix_nodes_pool_id ON nodes (pool_id);
 CREATE INDEX ix_nodes_tenant_id_id ON nodes (tenant_id, id);
 
 CREATE TABLE tenant_sections (
+  hash TEXT NOT NULL,
   tenant_id TEXT NOT NULL,
   name TEXT NOT NULL,
-  hash TEXT NOT NULL,
   created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
-  CONSTRAINT pk_tenant_sections PRIMARY KEY (tenant_id, name, hash),
+  CONSTRAINT pk_tenant_sections PRIMARY KEY (hash, tenant_id, name),
   CONSTRAINT fk_tenant_sections_hash FOREIGN KEY(hash) REFERENCES sections (hash)
 );
-CREATE INDEX ix_tenant_sections_hash ON tenant_sections (hash);
 
 CREATE TABLE bookings (
   booking_id TEXT NOT NULL,
@@ -284,17 +283,6 @@ CREATE TABLE node_missing_sections (
   CONSTRAINT fk_node_missing_sections_node_id FOREIGN KEY(node_id) REFERENCES nodes (id)
 );
 
-CREATE TABLE node_section_baselines (
-  node_id TEXT NOT NULL,
-  name TEXT NOT NULL,
-  hash TEXT NOT NULL,
-  snapshot_id TEXT NOT NULL,
-  CONSTRAINT pk_node_section_baselines PRIMARY KEY (node_id, name),
-  CONSTRAINT fk_node_section_baselines_node_id FOREIGN KEY(node_id) REFERENCES nodes (id),
-  CONSTRAINT fk_node_section_baselines_hash FOREIGN KEY(hash) REFERENCES sections (hash)
-);
-CREATE INDEX ix_node_section_baselines_hash ON node_section_baselines (hash);
-
 CREATE TABLE replan (
   node_id TEXT NOT NULL,
   reason TEXT NOT NULL,
@@ -341,8 +329,11 @@ CREATE TABLE atoms (
 CREATE INDEX ix_atoms_device_id ON atoms (device_id);
 CREATE INDEX ix_atoms_node_id ON atoms (node_id);
 
+
 -- Sections are hashed, stored once and rarely read: compressing them would cost more time than they save in space.
 ALTER TABLE sections ALTER COLUMN body SET STORAGE EXTERNAL;
+-- Room for updates in place: last_seen moves all the time, and is in no index.
+ALTER TABLE nodes SET (fillfactor = 70);
 
 -- Snapshots and events are append-only in the database itself, for superusers and in replica mode too. The only way past
 -- it is prune_snapshots(), which the trigger recognises by the call stack, so no setting can pretend to be it.
@@ -387,13 +378,9 @@ BEGIN
     AND EXISTS (SELECT FROM inventory_snapshots newer WHERE newer.node_id = s.node_id AND newer.seq > s.seq);
   GET DIAGNOSTICS gone = ROW_COUNT;
   DELETE FROM tenant_sections t
-  WHERE t.created_at < before
-    AND NOT EXISTS (SELECT FROM node_section_baselines b JOIN nodes n ON n.id = b.node_id
-                    WHERE (n.tenant_id, b.name, b.hash) = (t.tenant_id, t.name, t.hash))
-    AND (t.tenant_id, t.name, t.hash) NOT IN (SELECT s.tenant_id, e.key, e.value
-                                              FROM inventory_snapshots s, jsonb_each_text(s.sections) e);
-  DELETE FROM sections s
-  WHERE NOT EXISTS (SELECT FROM tenant_sections t WHERE t.hash = s.hash)
-    AND NOT EXISTS (SELECT FROM node_section_baselines b WHERE b.hash = s.hash);
+  WHERE t.created_at < before AND (t.tenant_id, t.name, t.hash) NOT IN (
+    SELECT s.tenant_id, e.key, e.value FROM inventory_snapshots s, jsonb_each_text(s.sections) e
+    UNION SELECT n.tenant_id, e.key, e.value ->> 0 FROM nodes n, jsonb_each(n.section_baselines) e);
+  DELETE FROM sections s WHERE NOT EXISTS (SELECT FROM tenant_sections t WHERE t.hash = s.hash);
   RETURN gone;
 END $$;
