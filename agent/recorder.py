@@ -133,6 +133,8 @@ def _assemble(lines: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any], dic
             _put_nvml(nvml, line["nvml"], line.get("answer", {"hang": True}))
         elif line["failed"]:
             failed[line["section"]] = line["failed"]
+    if nvml.get("count") == len(nvml.get("devices", ())):
+        del nvml["count"]  # as in a recording by hand: as many as are listed
     if _hangs(nvml):
         failed["gpus"] = "an NVML call did not return: recorded as a hang"
     return facts, nvml, failed

@@ -115,6 +115,10 @@ def redact_directory(directory: Path, key: bytes | None = None) -> int:
     files = [path for path in sorted(directory.rglob("*")) if path.is_file() and not path.is_symlink()]
     for path in files:
         _find(names, "/" + str(path.relative_to(directory)).removeprefix("root/"), path.read_bytes())
+    by_id = directory / "root/dev/disk/by-id"
+    for link in by_id.iterdir() if by_id.is_dir() else ():
+        _find_digits(names, link.name)
+        names.add_text(udev_db.by_id([link.name]).get("ID_SERIAL_SHORT", ""))
     hosts = _host_names(directory)
     replace = names.replacer()
     for path in files:
@@ -129,9 +133,7 @@ def redact_directory(directory: Path, key: bytes | None = None) -> int:
 def _find(names: Names, path: str, data: bytes) -> None:
     """Adds the names that one file holds."""
     text = data.decode("latin-1")
-    for pattern, tail, kept in _HEX:
-        for found in pattern.finditer(text):
-            names.add_digits(found[found.lastindex or 0][-tail:], kept)
+    _find_digits(names, text)
     for found in _HEX[-1][0].finditer(path):  # an interface named by its MAC
         names.add_digits(found[1], 6)
     for serial in _serials(path, data, text):
@@ -139,6 +141,12 @@ def _find(names: Names, path: str, data: bytes) -> None:
     if path == smbios.TABLE:
         for system in smbios.parse(data).of(smbios.SYSTEM):
             names.add_digits(smbios.uuid(system, (2, 6)) or "", 0)
+
+
+def _find_digits(names: Names, text: str) -> None:
+    for pattern, tail, kept in _HEX:
+        for found in pattern.finditer(text):
+            names.add_digits(found[found.lastindex or 0][-tail:], kept)
 
 
 def _serials(path: str, data: bytes, text: str) -> Iterator[str]:

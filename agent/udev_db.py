@@ -12,7 +12,7 @@ property, and others (man udevadm; the format is udevd's own):
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 _ESCAPE = re.compile(r"(?:\\x[0-9a-fA-F]{2})+")
 
@@ -44,6 +44,24 @@ def same_device(properties: Mapping[str, str], model: str | None, wwn: str | Non
         return wwn.split(".", 1)[-1] == named.lower().removeprefix("0x").split(".", 1)[-1]
     theirs, ours = (_letters(text) for text in (properties.get("ID_MODEL", ""), model or ""))
     return bool(ours) and theirs.startswith(ours)
+
+
+def by_id(links: Iterable[str]) -> dict[str, str]:
+    """What the names of a disk's links in /dev/disk/by-id say, as the properties that udevd made them of: where its database
+    is not to be seen (a container with the host's /dev) they still are.
+
+    >>> by_id(["ata-ST16000NM001G-2KK103_ZL2ABCDE", "wwn-0x5000c500a1b2c3d4"])
+    {'ID_MODEL': 'ST16000NM001G-2KK103', 'ID_SERIAL_SHORT': 'ZL2ABCDE', 'ID_WWN_WITH_EXTENSION': '0x5000c500a1b2c3d4'}
+    """
+    found: dict[str, str] = {}
+    for link in sorted(links):
+        kind, _, name = link.partition("-")
+        model, _, serial = name.rpartition("_")
+        if kind == "ata" and model and serial:
+            found |= {"ID_MODEL": model, "ID_SERIAL_SHORT": serial}
+        elif kind == "wwn":
+            found["ID_WWN_WITH_EXTENSION"] = name
+    return found
 
 
 def _letters(text: str) -> str:

@@ -22,6 +22,7 @@ from agent.collectors.pci import place
 SECTOR = 512  # bytes: /sys/block/*/size counts these, whatever the disk's own sectors are
 _NO_DISK = re.compile(r"(loop|ram|zram|dm-|md|sr|fd|nbd|zd|rbd|drbd|bcache)\d|nvme\d+c\d+n\d+$|mmcblk\d+(boot|rpmb|gp)")
 _NETWORK = re.compile(r"/session\d+/|/rport-\d|/devices/rbd/|/nvme-fabrics/")
+_BY_ID = "/dev/disk/by-id"
 _NVME_HEAD = "/devices/virtual/nvme-subsystem/"
 _SCSI_DISKS = (None, 0, 14, 20)  # SCSI peripheral device types: disk, reduced block commands, zoned disk; None: no SCSI
 
@@ -51,7 +52,7 @@ class _Sources:
 
 
 def collect(ctx: Context) -> pb.DisksSection:
-    """Reads /sys/block, /run/udev/data, and /proc/self/mountinfo for the root file system. Never fails as a whole."""
+    """Reads /sys/block, udev's database or /dev/disk/by-id, and /proc/self/mountinfo. Never fails as a whole."""
     files = ctx.files
     names = files.names("/sys/block")
     root = root_disks(files)
@@ -118,7 +119,14 @@ def _sources(files: Files, path: str) -> _Sources:
     identity = identify(files.bytes(f"{path}/device/vpd_pg89") or b"")
     number = files.text(f"{path}/dev")
     udev = udev_db.parse(files.text(f"/run/udev/data/b{number}") or "") if number else {}
+    udev = udev or udev_db.by_id(_links(files, path))
     return _Sources(path, model, wwn, identity, udev if udev_db.same_device(udev, model, wwn) else {})
+
+
+def _links(files: Files, path: str) -> list[str]:
+    """The names in /dev/disk/by-id that lead to the disk itself."""
+    links = files.names(_BY_ID) if files.exists(_BY_ID) else []
+    return [link for link in links if files.link(f"{_BY_ID}/{link}") == path.rsplit("/", 1)[-1]]
 
 
 def _model(found: _Sources) -> str | None:

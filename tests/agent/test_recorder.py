@@ -19,6 +19,7 @@ from agent.recorded import RecordedHost, RecordedNvml, open_host, open_nvml
 from agent.recorder import capture
 from agent.recording import Recorder, RecordingNvml, record
 from tests.agent.collectors.tree import Content, Link, plant
+from tests.hosts_catalog import HOSTS
 
 GPU = "/sys/devices/pci0000:17/0000:17:01.0/0000:18:00.0"
 HOST: dict[str, Content] = {
@@ -116,15 +117,37 @@ def test_an_image_is_recorded_by_its_size_not_its_bytes(tmp_path: Path) -> None:
     assert open_host(tmp_path / "b").stat("/var/lib/bcd/images/jammy.raw").st_size == 1000
 
 
-@pytest.mark.parametrize("place", ["init", "uuid"])
-def test_a_driver_call_that_hangs_is_recorded_as_a_hang(tmp_path: Path, place: str) -> None:
-    hang = {"hang": True}
-    nvml = NVML | ({"devices": [{"uuid": hang}]} if place == "uuid" else {place: hang})
-    done = capture(tmp_path / "b", redact=False, host_dir=make(tmp_path / "a", nvml), limit=2.0)
+def test_a_driver_call_that_hangs_is_recorded_as_a_hang(tmp_path: Path) -> None:
+    nvml = NVML | {"devices": [{"uuid": {"hang": True}}]}
+    done = capture(tmp_path / "b", redact=False, host_dir=make(tmp_path / "a", nvml), limit=4.0)
     assert "hang" in done.failed["gpus"]
-    said = json.loads((tmp_path / "b/nvml.json").read_text())
-    assert (said["devices"][0]["uuid"] if place == "uuid" else said[place]) == hang
+    assert json.loads((tmp_path / "b/nvml.json").read_text())["devices"] == [{"uuid": {"hang": True}}]
     assert hashes_without_gpus(tmp_path / "b") == hashes_without_gpus(tmp_path / "a")
+
+
+def test_a_call_that_did_not_return_hangs() -> None:
+    lines = [
+        '{"nvml": ["init"]}',
+        '{"nvml": ["init"], "answer": null}',
+        '{"nvml": ["count"], "answer": 2}',
+        '{"nvml": ["device", 1, "uuid"]}',
+    ]
+    assert recorder._assemble(lines[:1])[1]["init"] == {"hang": True}
+    assert recorder._assemble(lines)[1] == {"init": None, "devices": [{}, {"uuid": {"hang": True}}]}
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_a_recording_of_each_recorded_host_is_that_host(tmp_path: Path, name: str) -> None:
+    lines: list[str] = []
+    source = HOSTS[name]
+    record(open_host(source), open_nvml(source), tmp_path / "root", Options(), lambda line: lines.append(json.dumps(line)))
+    facts, nvml, failed = recorder._assemble(lines)
+    assert failed == {}
+    (tmp_path / "host.json").write_text(json.dumps(facts))
+    if nvml:
+        (tmp_path / "nvml.json").write_text(json.dumps(nvml))
+    assert hashes(tmp_path) == hashes(source)
+    assert open_host(tmp_path).uname() == open_host(source).uname()
 
 
 def hashes_without_gpus(directory: Path) -> dict[str, str]:

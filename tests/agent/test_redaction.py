@@ -52,6 +52,8 @@ def everything(directory: Path) -> str:
         ({"/sys/devices/x/device/vpd_pg80": SERIAL_PAGE}, "ZL2ABCDE"),
         ({"/run/udev/data/b8:0": f"E:ID_SERIAL_SHORT={SERIAL}\nE:ID_SERIAL=M1_{SERIAL}\n"}, SERIAL),
         ({"/run/udev/data/b8:0": "E:ID_WWN=0x5000c500a1b2c3d4\n"}, "a1b2c3d4"),
+        ({"/dev/disk/by-id/ata-M1_S5GYNA1R712345": Link("../../sda")}, SERIAL),
+        ({"/dev/disk/by-id/wwn-0x5000c500a1b2c3d4": Link("../../sda")}, "a1b2c3d4"),
         ({"/sys/devices/x/wwid": "eui.0025385b71b00a1f\n"}, "5b71b00a1f"),
         ({"/sys/class/net/eth0/address": f"{MAC}\n"}, MAC),
         ({f"/sys/class/net/enx{MAC.replace(':', '')}/mtu": "1500\n"}, MAC.replace(":", "")),

@@ -197,6 +197,19 @@ def test_a_stale_udev_entry_is_not_believed(tmp_path: Path) -> None:
     assert (disk.serial, disk.wwn, disk.model, disk.firmware) == ("", "", "ST16000NM001G-2K", "SN03")
 
 
+def test_without_udevs_database_its_links_still_say(tmp_path: Path) -> None:
+    links: dict[str, Content] = {
+        "/dev/disk/by-id/ata-SAMSUNG_MZ7L33T8HBLT-00A07_S6ESNE0T100001": Link("../../sda"),
+        "/dev/disk/by-id/ata-SAMSUNG_MZ7L33T8HBLT-00A07_S6ESNE0T100001-part1": Link("../../sda1"),
+        "/dev/disk/by-id/wwn-0x5002538f00000001": Link("../../sda"),
+        "/dev/disk/by-id/ata-ST16000NM001G-2KK103_ZL2ABCDE": Link("../../sdb"),
+    }
+    found = disks(
+        tmp_path, links, block(SATA, device__model="SAMSUNG MZ7L33T8"), block(SAS, "8:16", device__model="MG08ACA16TEY")
+    )
+    assert [(d.name, d.serial, d.wwn) for d in found] == [("sdb", "", ""), ("sda", "S6ESNE0T100001", "naa.5002538f00000001")]
+
+
 def test_the_serial_of_a_sas_disk_is_not_its_wwn(tmp_path: Path) -> None:
     entry = "E:ID_BUS=scsi\nE:ID_WWN=0x5000c500a1b2c3d4\nE:ID_SERIAL_SHORT=35000c500a1b2c3d4\nE:ID_SCSI_SERIAL=ZL2ABCDE0000\n"
     [disk] = disks(tmp_path, block(SAS, device__wwid="naa.5000c500a1b2c3d4", device__rev="E004"), {"/run/udev/data/b8:0": entry})
