@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+_MEMORY_STEP = 32 << 10  # KiB
 _FOLDER = Path(__file__).resolve().parent / "hosts"
 HOSTS: dict[str, Path] = {
     path.name: path for path in sorted(_FOLDER.iterdir()) if (path / "root").is_dir()
@@ -207,9 +208,12 @@ def _move_links(root: Path, dice: random.Random) -> None:
 
 
 def _moved_memory(text: str, dice: random.Random, jitter: int) -> str:
+    """Totals lie within 9 MB of one figure however often they move: the nearest 32 MiB, which the jitter does not leave."""
+
     def moved(found: re.Match[str]) -> str:
-        change = jitter if "MemTotal" in found[1] else dice.randrange(-90_000, 90_000)
-        return f"{found[1]}{max(int(found[2]) + change, 0)}"
+        if "MemTotal" in found[1]:
+            return f"{found[1]}{(int(found[2]) + _MEMORY_STEP // 2) // _MEMORY_STEP * _MEMORY_STEP + jitter}"
+        return f"{found[1]}{max(int(found[2]) + dice.randrange(-90_000, 90_000), 0)}"
 
     return re.sub(r"((?:MemTotal|MemFree|MemUsed|MemAvailable|Cached|Buffers|Dirty|Slab):\s+)(\d+)", moved, text)
 

@@ -143,35 +143,18 @@ SWITCH, GPU = 2, 0  # NVML_NVLINK_DEVICE_TYPE_*
 FABRIC_DONE = {"clusterUuid": "00000000-0000-0000-0000-000000000000", "cliqueId": 0, "state": 3, "status": 0}
 
 
-def driver(m: Machine, version: str, cuda: int, flavour: str = "open", nvml: bool = True) -> None:
-    """The loaded module and NVML's own answers. Proprietary modules name themselves otherwise in /proc/driver/nvidia/version."""
-    kind = "NVIDIA UNIX Open Kernel Module for x86_64" if flavour == "open" else "NVIDIA UNIX x86_64 Kernel Module"
-    m.put(
-        "/proc/driver/nvidia/version",
-        f"NVRM version: {kind}  {version}  Release Build  (dvs-builder@U16-I1-N07-12-3)\nGCC version:  gcc version 11.4.0\n",
-    )
+def driver(m: Machine, version: str, cuda: int, flavour: str = "open", confidential: bool = True) -> None:
+    """The loaded module and NVML's own answers. `confidential`: GPUs from Hopper on, which could compute so and do not."""
+    machine = (m.facts or {})["uname"]["machine"]
+    kind = f"NVIDIA UNIX Open Kernel Module for {machine}" if flavour == "open" else f"NVIDIA UNIX {machine} Kernel Module"
+    built = "Release Build  (dvs-builder@U16-I1-N07-12-3)" if flavour == "open" else "Sun May 12 19:38:51 UTC 2024"
+    m.put("/proc/driver/nvidia/version", f"NVRM version: {kind}  {version}  {built}\nGCC version:  gcc version 11.4.0\n")
     m.put("/proc/driver/nvidia/params", "ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nEnableGpuFirmware: 18\n")
-    m.put_all(
-        "/sys/module/nvidia",
-        {
-            "version": version,
-            "initstate": "live",
-            "srcversion": m.digits("srcversion", 24).upper(),
-            "taint": "OE" if flavour == "open" else "POE",
-        },
-    )
-    if nvml:
-        library = f"12.{version}"
-        m.nvml = {
-            "init": None,
-            "system": {
-                "driverVersion": version,
-                "nvmlVersion": library,
-                "cudaDriverVersion": cuda,
-                "confidentialCompute": [0, 0],
-            },
-            "devices": [],
-        }
+    taint, source = "OE" if flavour == "open" else "POE", m.digits("srcversion", 24).upper()
+    m.put_all("/sys/module/nvidia", {"version": version, "initstate": "live", "srcversion": source, "taint": taint})
+    answers: dict[str, Any] = {"driverVersion": version, "nvmlVersion": f"12.{version}", "cudaDriverVersion": cuda}
+    answers["confidentialCompute"] = [0, 0] if confidential else {"error": "NOT_SUPPORTED"}
+    m.nvml = {"init": None, "system": answers, "devices": []}
 
 
 def gpu(

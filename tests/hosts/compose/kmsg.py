@@ -39,17 +39,18 @@ def boot(m: Machine, gpus: bool = True) -> Log:
     for path in sorted(p for p in m.files if p.startswith("/sys/bus/pci/devices/")):
         slot = path.rsplit("/", 1)[-1]
         log.say(f"pci {slot}: BAR 0: assigned [mem size 0x01000000 64bit pref]", device=f"pci:{slot}")
-    if gpus and m.nvml:
+    if gpus and m.nvml and m.nvml["init"] is None:
         _driver(log, m)
     return log
 
 
 def _driver(log: Log, m: Machine) -> None:
     assert m.nvml is not None
-    version = m.nvml.get("system", {}).get("driverVersion", "")
+    banner = m.files["/proc/driver/nvidia/version"]
+    assert isinstance(banner, bytes)
     log.say("nvidia: loading out-of-tree module taints kernel.", 4, 14.2)
     log.say("nvidia-nvlink: Nvlink Core is being initialized, major device number 510", 6, 14.3)
-    log.say(f"NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build", 5, 14.5)
+    log.say(banner.decode().split("\n")[0].replace("NVRM version:", "NVRM: loading"), 5, 14.5)
     for device in m.nvml["devices"]:
         if "pci" in device:
             log.say(f"nvidia {device['pci']['busId'][4:].lower()}: enabling device (0140 -> 0142)", 6, 14.6)

@@ -24,6 +24,13 @@ ROCKY_9 = (
 )
 
 
+_IOMMUS = (
+    ("dmar", "intel-iommu", "/sys/devices/virtual/iommu"),
+    ("ivhd", "amd-iommu", "/sys/devices/pci0000:00/0000:00:00.2/iommu"),
+    ("smmu", "arm-smmu-v3", "/sys/devices/platform/arm-smmu-v3.0.auto/iommu"),
+)
+
+
 @dataclass(frozen=True)
 class System:
     """What runs. `packages` is name -> version of dpkg; `cgroup` 2, 1 or 0 for neither."""
@@ -103,8 +110,9 @@ def _kernel_services(m: Machine, s: System) -> None:
         m.put("/dev/kvm", b"")
         m.put(f"/sys/module/{s.kvm[0]}/parameters/nested", s.kvm[1])
     if s.iommu:
-        m.put(f"/sys/devices/virtual/iommu/{s.iommu}/intel-iommu/version", "1:0")
-        m.link(f"/sys/class/iommu/{s.iommu}", f"/sys/devices/virtual/iommu/{s.iommu}")
+        kind, path = next((kind, path) for start, kind, path in _IOMMUS if s.iommu.startswith(start))
+        m.put_all(f"{path}/{s.iommu}/{kind}", {"version": "1:0"} if kind == "intel-iommu" else {"cap": "100080f"})
+        m.link(f"/sys/class/iommu/{s.iommu}", f"{path}/{s.iommu}")
     if s.temperature:
         m.put_all("/sys/devices/virtual/thermal/thermal_zone0", {"type": "x86_pkg_temp", "temp": 41_000})
         m.link("/sys/class/thermal/thermal_zone0", "/sys/devices/virtual/thermal/thermal_zone0")

@@ -72,7 +72,7 @@ def compose() -> Machine:
     nodes = nodes_of(EPYC, 1_056_304_468, per_socket=4)
     processors(m, EPYC, nodes, isolated="60-63")
     _firmware(m)
-    gpu.driver(m, "535.183.06", 12020, flavour="proprietary")
+    gpu.driver(m, "535.183.06", 12020, flavour="proprietary", confidential=False)
     for bus, node, count in COMPLEXES:
         _complex(m, hgx.switch(m, bus, node, ranges(nodes[node].cpus), 4), count)
     root = pci.root_complex("0000:c0", 4, ranges(nodes[4].cpus))

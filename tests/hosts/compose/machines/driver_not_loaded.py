@@ -38,7 +38,7 @@ def compose() -> Machine:
             packages=(("docker.io", "24.0.7-0ubuntu2~22.04.1"), ("libnvidia-compute-550", "550.54.15-0ubuntu1")),
         ),
     )
-    processors(m, XEON, nodes_of(XEON, 263_842_304))
+    processors(m, XEON, nodes_of(XEON, 263_897_088))
     dimms = tuple(
         smbios.Dimm(
             f"DIMM{channel}1",

@@ -50,6 +50,7 @@ def compose() -> Machine:
                 ("nvidia-container-toolkit", "1.17.5-1"),
                 ("nvidia-imex-570", "570.133.20-1"),
             ),
+            iommu="smmu3.0x0000000011000000",
             temperature=False,
         ),
     )
@@ -59,11 +60,11 @@ def compose() -> Machine:
     processors(m, CPU, [*own, *memory])
     _firmware(m)
     gpu.driver(m, "570.133.20", 12080)
-    for address, socket, node in GPUS:
+    for index, (address, socket, node) in enumerate(GPUS):
         root = pci.root_complex(address[:7].replace(":01", ":00"), socket, ranges(cpus[socket]))
         place = pci.bridge(m, root, f"{address[:4]}:00:00.0", pci.Port(5, 16), "10de", "22b1")
         fabric = {"clusterUuid": CLUSTER, "cliqueId": CLIQUE, "state": 3, "status": 0}
-        gpu.gpu(m, place, address, gpu.GB200, memoryNumaNode=node, nvlinks=gpu.links_to((), 18), fabric=fabric)
+        gpu.gpu(m, place, address, gpu.GB200, index, memoryNumaNode=node, nvlinks=gpu.links_to((), 18), fabric=fabric)
     _network(m, [ranges(c) for c in cpus])
     _storage(m, [ranges(c) for c in cpus])
     net.virtual(m, "lo")

@@ -78,7 +78,7 @@ def compose() -> Machine:
         ),
     )
     smbios.efi(m, secure_boot=True)
-    gpu.driver(m, "535.183.01", 12020, flavour="proprietary")
+    gpu.driver(m, "535.183.01", 12020, flavour="proprietary", confidential=False)
     root = pci.root_complex("0000:00", -1, "0-31")
     place = behind(m, root, 1, 1, 5, 8)  # the slot has 8 lanes: the second one is used
     gpu.gpu(

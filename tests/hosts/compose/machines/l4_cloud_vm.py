@@ -43,7 +43,7 @@ def compose() -> Machine:
             temperature=False,
         ),
     )
-    processors(m, CPU, nodes_of(CPU, 16_371_804), memory_blocks=(128 << 20, 128))
+    processors(m, CPU, nodes_of(CPU, 16_334_012), memory_blocks=(128 << 20, 128))
     smbios.firmware(
         m,
         smbios.Firmware(
@@ -68,7 +68,7 @@ def compose() -> Machine:
     paths += [f"/sys/firmware/dmi/tables/{name}" for name in ("DMI", "smbios_entry_point")]
     assert m.facts is not None
     m.facts["errors"] = dict.fromkeys(sorted(paths), EACCES)
-    gpu.driver(m, "550.90.07", 12040)
+    gpu.driver(m, "550.90.07", 12040, confidential=False)
     root = pci.root_complex("0000:00", -1, "0-3")
     gpu.gpu(m, root, "0000:00:03.0", gpu.L4, link=pci.Port(), virtualizationMode=1)
     _devices(m, root)

@@ -29,6 +29,7 @@ def compose() -> Machine:
                 ("nvidia-container-toolkit", "1.16.1-1"),
                 ("nvidia-fabricmanager-550", "550.127.05-1"),
             ),
+            iommu="dmar0",
         ),
     )
     nodes = nodes_of(XEON, 1_056_472_892)
@@ -38,7 +39,15 @@ def compose() -> Machine:
     gpu.driver(m, "550.127.05", 12040)
     for index, bus in enumerate(BUSES):
         place = hgx.behind(m, pci.root_complex(f"0000:{bus:02x}", index // 4, cpus[index // 4]), 1, bus + 1, 5, 16)
-        gpu.gpu(m, place, f"0000:{bus + 1:02x}:00.0", gpu.H100, nvlinks=gpu.links_to(SWITCHES, 18), fabric=gpu.FABRIC_DONE)
+        gpu.gpu(
+            m,
+            place,
+            f"0000:{bus + 1:02x}:00.0",
+            gpu.H100,
+            group=index,
+            nvlinks=gpu.links_to(SWITCHES, 18),
+            fabric=gpu.FABRIC_DONE,
+        )
     root = pci.root_complex("0000:00", 0, cpus[0])
     for index, slot in enumerate(SWITCHES):
         pci.function(

@@ -26,7 +26,7 @@ def compose() -> Machine:
             iommu="dmar0",
         ),
     )
-    nodes = nodes_of(XEON, 527_932_416)
+    nodes = nodes_of(XEON, 528_000_512)
     processors(m, XEON, nodes, isolated="4-31")
     cpus = [ranges(n.cpus) for n in nodes]
     _firmware(m)
