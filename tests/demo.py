@@ -24,7 +24,7 @@ def show(run: Fleet, method: str, **arguments: object) -> None:
     """Prints a command as a person would type it, and its answer."""
     pairs = " ".join(f"{key}={value}" for key, value in arguments.items())
     print(f"\n$ better-compute api {method} {pairs}".rstrip(), flush=True)
-    print(run.show(method, **arguments), end="", flush=True)
+    print(run.show(method, "table", **arguments), end="", flush=True)
 
 
 def main() -> None:

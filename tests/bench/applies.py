@@ -21,7 +21,7 @@ from agent.recorded import open_host, open_nvml
 from receiver import ids
 from receiver.apply.inventory import apply_inventory, plan_loaded
 from receiver.planning.inventory import InventoryPlan
-from receiver.planning.offer import check_bodies
+from receiver.planning.offer import Refusal, check_bodies
 from receiver.store import database as db
 from receiver.store import inventory as store
 from receiver.store.embedded import start
@@ -78,9 +78,9 @@ def _prepare(tx: db.Connection, first: dict[str, bytes], planned: bool) -> Work:
     work = Work(node, _offer({**first, **changed}), changed)
     if planned:
         sent = check_bodies(work.offer, changed)
-        assert not hasattr(sent, "reason"), sent
+        assert not isinstance(sent, Refusal), sent
         loaded = store.load(tx, node, work.offer, changed.keys())
-        work = Work(node, work.offer, changed, plan_loaded(loaded, work.offer, sent, ids.mint("inv")))  # type: ignore[arg-type]
+        work = Work(node, work.offer, changed, plan_loaded(loaded, work.offer, sent, ids.mint("inv")))
         tx.rollback()
     return work
 

@@ -27,17 +27,17 @@ def rows() -> Iterator[Row]:
         base = Path(directory)
         listed = base / "files"
         listed.write_text("\0".join(_files_read()))
-        library = stub(base, json.loads((HOSTS[HOST] / "nvml.json").read_text()))
+        driver = stub(base, json.loads((HOSTS[HOST] / "nvml.json").read_text()))
         request = {
             "parent": os.getpid(),
             "host": str(HOSTS[HOST]),
             "sections": list(COLLECTORS),
             "options": {"image_dir": "/var/lib/bcd/images", "cri_socket": ""},
-            "nvmlLibrary": str(library.path),
+            "nvmlLibrary": str(driver.library),
             "known": "",
         }
         worker = [sys.executable, "-P", "-m", "agent.collectors.worker"]
-        figure = _cpu(worker, json.dumps(request).encode(), {**os.environ, **library.env})
+        figure = _cpu(worker, json.dumps(request).encode(), {**os.environ})
         floor = _cpu([sys.executable, "-P", "-c", _FLOOR, str(listed)], b"", os.environ)
         yield Row("child CPU of a collection, 8 x H100", figure, "ms", "python + pynvml + the same files", floor, 3.0)
 

@@ -125,7 +125,7 @@ class Fleet:
 
     def bcd(self, name: str, *arguments: str, check: bool = True) -> str:
         """Output of a bcd command that talks to the running daemon `name`."""
-        argv = [BIN / "bcd", "--data-dir", self.base / name, *arguments]
+        argv: list[str | Path] = [BIN / "bcd", "--data-dir", self.base / name, *arguments]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=180, check=False)
         if check and done.returncode != 0:
             raise RuntimeError(f"bcd {' '.join(arguments)} ended with {done.returncode}: {done.stderr}{done.stdout}")
@@ -156,7 +156,7 @@ class Fleet:
     def show(self, method: str, form: str = "table", **arguments: object) -> str:
         """What `better-compute api METHOD --format FORM` prints."""
         pairs = [f"{key}={value}" for key, value in arguments.items()]
-        argv = [BIN / "better-compute", "api", "--server", self.api_target, method, *pairs, "--format", form]
+        argv: list[str | Path] = [BIN / "better-compute", "api", "--server", self.api_target, method, *pairs, "--format", form]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"better-compute api {method} ended with {done.returncode}: {done.stderr}")

@@ -1,5 +1,6 @@
 """The spine, as its issue must show it: real bcd, real receiver, real Postgres. `make proof-spine` repeats ten times as often."""
 
+import itertools
 import random
 import subprocess
 import tempfile
@@ -22,23 +23,43 @@ from tests.hosts_catalog import (
     swap_disk,
     swap_disk_names,
 )
-from tests.repetitions import times
+from tests.nvml_stub import HANGABLE, stub
+from tests.nvml_stub.sample import full, record
+from tests.repetitions import some, times
 
+_serial = itertools.count(1)
 SECTIONS = {"system", "os", "cpu", "memory", "gpus", "disks", "nics", "images"}
 
 
-@pytest.fixture
-def run() -> Iterator[Fleet]:
-    """A receiver of its own below a short path."""
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Fleet]:
+    """One receiver for the tests of this file that leave it running."""
     with tempfile.TemporaryDirectory(prefix="bc-") as directory, fleet(Path(directory)) as started:
         yield started
 
 
-def start(run: Fleet, name: str, **env: str) -> tuple[Path, str]:
-    """A daemon for a copy of recorded host `name`, applied; the copy and the node's id."""
-    host = copy(name, run.base / "hosts")
-    run.daemon(name, host, {"BCD_SETTLE": "0s", **env})
-    return host, run.applied(name)["nodeId"]
+@pytest.fixture
+def run(shared: Fleet) -> Iterator[Fleet]:
+    """The shared receiver, without daemons; those of the test end with it."""
+    yield shared
+    for daemon in shared.daemons.values():
+        daemon.stop()
+    shared.daemons.clear()
+
+
+@pytest.fixture
+def own() -> Iterator[Fleet]:
+    """A receiver of the test's own."""
+    with tempfile.TemporaryDirectory(prefix="bc-") as directory, fleet(Path(directory)) as started:
+        yield started
+
+
+def start(run: Fleet, host: str, **env: str) -> tuple[str, Path, str]:
+    """A daemon for a copy of a recorded host, applied: the daemon's name, the copy, the node's id."""
+    name = f"{host}-{next(_serial)}"
+    directory = copy(host, run.base / f"hosts-{name}")
+    run.daemon(name, directory, {"BCD_SETTLE": "0s", **env})
+    return name, directory, run.applied(name)["nodeId"]
 
 
 def events(run: Fleet, node: str) -> list[str]:
@@ -52,16 +73,11 @@ def history(run: Fleet, node: str) -> list[dict[str, Any]]:
     return answer
 
 
-def refresh(run: Fleet, name: str) -> None:
-    """Collects and waits for the receiver's result."""
-    run.bcd(name, "refresh")
-
-
 def test_a_lost_gpu_and_a_swapped_disk_are_told(run: Fleet) -> None:
-    host, node = start(run, "h100-sxm-8")
+    name, host, node = start(run, "h100-sxm-8")
     drop_gpu(host, 3)
     swap_disk(host, "nvme3n1")
-    refresh(run, "h100-sxm-8")
+    run.bcd(name, "refresh")
     changes = run.api("inventory.diff", nodeId=node)["changes"]
     assert [change["type"] for change in changes] == ["gpu.missing", "disk.replaced"]
     assert {"node.gpu.missing", "node.disk.replaced"} <= set(events(run, node))
@@ -77,11 +93,11 @@ def test_a_lost_gpu_and_a_swapped_disk_are_told(run: Fleet) -> None:
     ids=["nvml-error", "driver-not-loaded", "hang"],
 )
 def test_a_driver_that_does_not_answer_loses_no_gpu(run: Fleet, broken: Any) -> None:
-    host, node = start(run, "a100-mig-8", BCD_COLLECT_LIMIT="4s")
+    name, host, node = start(run, "a100-mig-8", BCD_COLLECT_LIMIT="4s")
     before = run.api("inventory.get", nodeId=node)
     broken(host)
     swap_disk(host, "nvme1n1")  # the other seven arrive: this change shows it
-    subprocess.run([BIN / "bcd", "--data-dir", run.base / "a100-mig-8", "refresh"], capture_output=True, timeout=60, check=False)
+    run.bcd(name, "refresh", check=False)
     wait_for("the disk's replacement to arrive", lambda: "node.disk.replaced" in events(run, node))
     assert "node.gpu.missing" not in events(run, node)
     after = run.api("inventory.get", nodeId=node)
@@ -90,102 +106,121 @@ def test_a_driver_that_does_not_answer_loses_no_gpu(run: Fleet, broken: Any) -> 
 
 
 def test_settling_leaves_gpus_out_and_loses_none(run: Fleet) -> None:
-    host = copy("h100-sxm-8", run.base / "hosts")
-    run.daemon("h100", host, {"BCD_SETTLE": "0s"})
-    node = run.applied("h100")["nodeId"]
-    run.daemons["h100"].stop()
+    name, host, node = start(run, "h100-sxm-8")
+    run.daemons[name].stop()
     new_boot(host)
     nvml_init_error(host, "DRIVER_NOT_LOADED")
-    run.daemon("h100", host, {"BCD_SETTLE": "1000d"})
-    status = wait_for("the settling report", lambda: [m for m in run.status("h100").get("missing", []) if m["name"] == "gpus"])
+    run.daemon(name, host, {"BCD_SETTLE": "1000d"})
+    status = wait_for("the settling report", lambda: [m for m in run.status(name).get("missing", []) if m["name"] == "gpus"])
     assert "settling" in status[0]["error"]
     assert "node.gpu.missing" not in events(run, node)
     assert len(history(run, node)) == 1
 
 
 def test_a_gpu_bound_to_a_vm_is_assigned_and_not_missing(run: Fleet) -> None:
-    host, node = start(run, "a100-mig-8")
+    name, host, node = start(run, "a100-mig-8")
     bind_vfio(host, 7)
-    refresh(run, "a100-mig-8")
+    run.bcd(name, "refresh")
     assert "node.gpu.missing" not in events(run, node)
     gpus = run.api("inventory.get", nodeId=node)["sections"]["gpus"]["gpus"]
     assert [gpu["assigned"] for gpu in gpus].count(True) == 1
 
 
 def test_two_disks_that_swap_names_are_no_change(run: Fleet) -> None:
-    host, node = start(run, "h100-sxm-8")
+    name, host, node = start(run, "h100-sxm-8")
     swap_disk_names(host, "nvme3n1", "nvme4n1")
-    refresh(run, "h100-sxm-8")
+    run.bcd(name, "refresh")
     assert run.api("inventory.diff", nodeId=node)["changes"] == []
     assert "node.disk.replaced" not in events(run, node)
 
 
 def test_a_node_that_never_changes_writes_no_row(run: Fleet) -> None:
-    host, node = start(run, "a100-mig-8")
+    name, host, node = start(run, "a100-mig-8")
     before = (history(run, node), events(run, node))
     for seed in range(10):
         move_telemetry(host, seed)
-        refresh(run, "a100-mig-8")
+        run.bcd(name, "refresh")
     assert (history(run, node), events(run, node)) == before
 
 
-def test_restarts_send_the_digest_and_nothing_else(run: Fleet) -> None:
-    host, node = start(run, "a100-mig-8")
-    first = run.status("a100-mig-8")
-    run.daemons["a100-mig-8"].stop()
-    run.daemon("a100-mig-8", host, {"BCD_SETTLE": "0s"})
-    again = run.applied("a100-mig-8")
+def test_restarts_send_the_digest_and_nothing_else(own: Fleet) -> None:
+    name, host, node = start(own, "a100-mig-8")
+    first = own.status(name)
+    own.daemons[name].stop()
+    own.daemon(name, host, {"BCD_SETTLE": "0s"})
+    again = own.applied(name)
     assert again["collectedAt"] == first["collectedAt"], "the same boot reports what it has, without collecting first"
     assert again["sent"] == {"offers": 0, "sections": 0, "sectionBytes": 0}
 
-    run.receiver.stop()
-    run.restart_receiver()
-    reconnected = wait_for(
-        "a new session", lambda: (s := run.status("a100-mig-8")).get("applied") and s["epoch"] > again["epoch"] and s
-    )
+    own.receiver.stop()
+    own.restart_receiver()
+    reconnected = wait_for("a new session", lambda: (s := own.status(name)).get("applied") and s["epoch"] > again["epoch"] and s)
     assert reconnected["sent"] == {"offers": 0, "sections": 0, "sectionBytes": 0}
-    assert len(history(run, node)) == 1
+    assert len(history(own, node)) == 1
 
 
 def test_a_second_node_with_identical_sections_sends_no_bytes(run: Fleet) -> None:
-    host, _ = start(run, "a100-mig-8")
-    run.daemon("twin", copy("a100-mig-8", run.base / "twin-host"), {"BCD_SETTLE": "0s"})
-    twin = run.applied("twin")
-    assert twin["sent"]["offers"] == 1
-    assert twin["sent"]["sectionBytes"] == 0
-    assert host.exists()
+    start(run, "a100-mig-8")
+    twin, _, _ = start(run, "a100-mig-8")
+    sent = run.status(twin)["sent"]
+    assert (sent["offers"], sent["sectionBytes"]) == (1, 0)
 
 
-def test_a_receiver_killed_at_any_point_leaves_no_half_snapshot(run: Fleet) -> None:
-    host, node = start(run, "geforce-workstation")
+def test_a_receiver_killed_at_any_point_leaves_no_half_snapshot(own: Fleet) -> None:
+    name, host, node = start(own, "a100-mig-8")
     chance = random.Random(7)
-    argv = [BIN / "bcd", "--data-dir", run.base / "geforce-workstation", "refresh"]
-    offered = [run.status("geforce-workstation")["digest"]]
+    argv: list[str | Path] = [BIN / "bcd", "--data-dir", own.base / name, "refresh"]
+    offered = [own.status(name)["digest"]]
     for _ in range(times(50)):
-        swap_disk(host, "sda")
+        swap_disk(host, "nvme1n1")
         asking = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         time.sleep(chance.uniform(0.0, 1.2))
-        run.receiver.kill()
-        run.restart_receiver()
+        own.receiver.kill()
+        own.restart_receiver()
         asking.wait(120)
         status = wait_for(
             "the new inventory to be applied",
-            lambda: (s := run.status("geforce-workstation")).get("applied") and s["digest"] != offered[-1] and s,
+            lambda: (s := own.status(name)).get("applied") and s["digest"] != offered[-1] and s,
             60.0,
         )
         offered.append(status["digest"])
-        assert run.api("nodes.get", nodeId=node)["appliedDigest"] == status["digest"]
-    snapshots = history(run, node)
+        assert own.api("nodes.get", nodeId=node)["appliedDigest"] == status["digest"]
+    snapshots = history(own, node)
     assert [snapshot["digest"] for snapshot in reversed(snapshots)] == offered
     assert all(set(snapshot["sections"]) == SECTIONS for snapshot in snapshots)
-    assert events(run, node).count("node.disk.replaced") == len(offered) - 1
+    assert events(own, node).count("node.disk.replaced") == len(offered) - 1
 
 
 def test_an_idle_daemon_holds_no_nvidia_device_and_no_nvml(run: Fleet) -> None:
-    start(run, "h100-sxm-8")
-    proc = Path(f"/proc/{run.daemons['h100-sxm-8'].pid}")
+    name, _, _ = start(run, "h100-sxm-8")
+    proc = Path(f"/proc/{run.daemons[name].pid}")
     opened = [str(link.readlink()) for link in (proc / "fd").iterdir()]
     mapped = (proc / "maps").read_text()
     assert [path for path in opened if "nvidia" in path] == []
     assert "nvidia" not in mapped
     assert "pynvml" not in mapped
+
+
+@pytest.mark.parametrize("function", some(HANGABLE))
+def test_a_hang_in_any_nvml_call_costs_the_gpus_section_only(run: Fleet, function: str) -> None:
+    limit = 3.0
+    name = f"hung-{next(_serial)}"
+    host = record(run.base / f"host-{name}", full())
+    driver = stub(run.base, full(), hang=function)
+    began = time.monotonic()
+    env = {"BCD_COLLECT_LIMIT": f"{limit}s", "BCD_SETTLE": "0s", "BCD_NVML_LIBRARY": str(driver.library), **driver.env}
+    bcd = run.daemon(name, host, env)
+    wait_for("bcd to answer", lambda: run.status(name), 10.0)
+
+    def seven() -> bool:
+        asked = time.monotonic()
+        status = run.status(name)
+        assert time.monotonic() - asked < 1.0, "bcd status answers at once all the while"
+        return bool(status.get("applied"))
+
+    wait_for("the other seven sections", seven, limit + 10.0)
+    assert time.monotonic() - began < limit + 5.0
+    status = run.status(name)
+    assert {section["name"] for section in status["sections"]} == SECTIONS - {"gpus"}
+    assert [missing["name"] for missing in status["missing"]] == ["gpus"]
+    assert Path(f"/proc/{bcd.pid}/task/{bcd.pid}/children").read_text() == "", "no child is left"
