@@ -1,0 +1,84 @@
+"""A database that cannot be used says so clearly, and what to do."""
+
+import threading
+
+import psycopg
+import pytest
+
+from receiver.errors import DatabaseError
+from receiver.store import database as db
+from receiver.store.embedded import EmbeddedPostgres
+
+
+def test_unreachable_server_is_a_clear_error() -> None:
+    with pytest.raises(DatabaseError) as caught:
+        db.check_schema("postgresql://bc:secret@127.0.0.1:1/bc")
+    assert "postgresql://bc@127.0.0.1:1/bc" in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert "refused" in caught.value.happened
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://u:p@h/n", "postgresql://u@h/n"),
+        ("postgresql://u@h/n", "postgresql://u@h/n"),
+        ("host=h password=geheim dbname=n", "host=h password=*** dbname=n"),
+        ("host=h password='ge heim' dbname=n", "host=h password=*** dbname=n"),
+        ("postgresql://h/n?password=x&user=u", "postgresql://h/n?password=***&user=u"),
+    ],
+)
+def test_shown_url_has_no_password(url: str, shown: str) -> None:
+    assert db.shown(url) == shown
+
+
+def test_malformed_url_is_a_clear_error() -> None:
+    with pytest.raises(DatabaseError, match="connect to the database"):
+        db.check_schema("not a url")
+
+
+def test_empty_database_asks_for_migrate(server: EmbeddedPostgres) -> None:
+    db.create_database(server.url(), "empty_one")
+    with pytest.raises(DatabaseError, match="no schema yet") as caught:
+        db.open_pool(server.url("empty_one"))
+    assert caught.value.hint == "run: bc-receiver migrate"
+
+
+@pytest.mark.parametrize("use", [db.check_schema, db.migrate, db.open_pool])
+def test_newer_schema_is_refused(database: str, use: object) -> None:
+    with psycopg.connect(database) as tx:
+        tx.execute("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(DatabaseError, match="its schema is 9999, newer than this receiver's") as caught:
+        use(database)  # type: ignore[operator]
+    assert caught.value.hint
+
+
+def test_older_schema_asks_for_migrate(database: str) -> None:
+    with psycopg.connect(database) as tx:
+        tx.execute("UPDATE alembic_version SET version_num = '0000'")
+    with pytest.raises(DatabaseError, match="has schema 0000, this receiver needs"):
+        db.check_schema(database)
+
+
+def test_server_older_than_15_is_refused(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(db, "OLDEST_SERVER", 990000)
+    with pytest.raises(DatabaseError, match="the server is PostgreSQL 1") as caught:
+        db.check_schema(database)
+    assert caught.value.hint == "PostgreSQL 15 or newer is needed"
+
+
+def test_two_migrations_at_once_take_turns(server: EmbeddedPostgres) -> None:
+    db.create_database(server.url(), "raced")
+    before: list[int | None] = []
+    threads = [threading.Thread(target=lambda: before.append(db.migrate(server.url("raced")))) for _ in range(3)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert sorted(before, key=str) == [db.head(), db.head(), None]
+
+
+def test_pool_gives_connections_of_the_database(database: str) -> None:
+    with db.open_pool(database, size=2) as pool, pool.connection() as tx:
+        assert db.schema_version(tx) == db.head()
