@@ -183,7 +183,8 @@ def raid(m: Machine, level: str, members: tuple[str, ...], size: int, udev: bool
     text = before.decode().replace("unused devices: <none>\n", "")
     m.put(
         "/proc/mdstat",
-        f"{text}{name} : active {level} {listed}\n      {size // 1024} blocks super 1.2 {state}\n      bitmap: 1/4 pages [4KB], 65536KB chunk\n\n"
+        f"{text}{name} : active {level} {listed}\n      {size // 1024} blocks super 1.2 {state}\n      bitmap: 1/4 "
+        "pages [4KB], 65536KB chunk\n\n"
         "unused devices: <none>\n",
     )
     if udev:
@@ -217,7 +218,7 @@ def loops(m: Machine, count: int) -> None:
 
 
 def mounts(m: Machine, root: str, kind: str = "ext4", others: tuple[tuple[str, str, str], ...] = (), source: str = "") -> None:
-    """/proc/self/mountinfo with `root` (a kernel name) at /, and further (name, mount point, type). `source`: as mount names it."""
+    """/proc/self/mountinfo: `root` (a kernel name) at /, further (name, mount point, type). `source`: as mount names it."""
     rows = [("24", "0:22", "/sys", "sysfs", "sysfs"), ("25", "0:23", "/proc", "proc", "proc")]
     rows.append(("29", _number(m, root), "/", kind, source or f"/dev/{root}"))
     for index, (name, point, sort) in enumerate(others):

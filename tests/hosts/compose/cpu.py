@@ -77,7 +77,7 @@ def nodes_of(p: Processor, kib: int, per_socket: int = 1) -> list[Node]:
 def processors(
     m: Machine, p: Processor, nodes: list[Node], isolated: str = "", memory_blocks: tuple[int, int] | None = None
 ) -> None:
-    """Everything about processors, NUMA and memory sizes. `memory_blocks` (bytes of one, how many) of /sys/devices/system/memory."""
+    """Everything about processors, NUMA and memory sizes. `memory_blocks`: bytes of one, and how many."""
     m.put("/proc/cpuinfo", _arm_cpuinfo(p) if p.midr else "".join(_x86_stanza(m, p, cpu) for cpu in range(p.count)))
     _cpu_folder(m, p, isolated)
     _node_folder(m, nodes)
@@ -271,7 +271,10 @@ def _meminfo(m: Machine, total: int) -> None:
         "Slab": 3_000_120,
         "VmallocTotal": 34359738367,
     }
-    pages = "HugePages_Total:       0\nHugePages_Free:        0\nHugePages_Rsvd:        0\nHugePages_Surp:        0\nHugepagesize:       2048 kB\n"
+    pages = (
+        "".join(f"HugePages_{kind + ':':<11}{0:>3}\n" for kind in ("Total", "Free", "Rsvd", "Surp"))
+        + "Hugepagesize:       2048 kB\n"
+    )
     m.put("/proc/meminfo", "".join(f"{key + ':':<16}{value:>8} kB\n" for key, value in values.items()) + pages)
 
 
@@ -279,5 +282,6 @@ def _stat(m: Machine, count: int) -> None:
     def line(name: str, busy: int) -> str:
         return f"{name} {busy} 1204 {busy // 3} {busy * 40} 5120 0 {busy // 90} 0 0 0\n"
 
-    tail = "intr 9120442\nctxt 182204117\nbtime 1732000000\nprocesses 412077\nprocs_running 3\nprocs_blocked 0\nsoftirq 8012244 0 1 2 3 4 5 6 7 8 9\n"
+    tail = "intr 9120442\nctxt 182204117\nbtime 1732000000\nprocesses 412077\nprocs_running 3\nprocs_blocked 0\n"
+    tail += "softirq 8012244 0 1 2 3 4 5 6 7 8 9\n"
     m.put("/proc/stat", line("cpu ", 81_204 * count) + "".join(line(f"cpu{cpu}", 80_000 + cpu) for cpu in range(count)) + tail)

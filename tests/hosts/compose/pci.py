@@ -143,7 +143,8 @@ def _link(m: Machine, path: str, port: Port) -> None:
 def _uevent(address: str, ids: Ids, driver: str | None) -> str:
     first = f"DRIVER={driver}\n" if driver else ""
     vendor, device = ids.subsystem.upper().split(":")
-    alias = f"pci:v0000{ids.vendor.upper()}d0000{ids.device.upper()}sv0000{vendor}sd0000{device}bc{ids.code[:2]}sc{ids.code[2:4]}i{ids.code[4:]}"
+    code = f"bc{ids.code[:2]}sc{ids.code[2:4]}i{ids.code[4:]}"
+    alias = f"pci:v0000{ids.vendor.upper()}d0000{ids.device.upper()}sv0000{vendor}sd0000{device}{code}"
     return (
         f"{first}PCI_CLASS={ids.code.lstrip('0').upper()}\nPCI_ID={ids.vendor.upper()}:{ids.device.upper()}\n"
         f"PCI_SUBSYS_ID={ids.subsystem.upper()}\nPCI_SLOT_NAME={address}\nMODALIAS={alias}\n"

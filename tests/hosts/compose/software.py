@@ -1,11 +1,12 @@
-"""The operating system: distribution, kernel, packages, what runs; the small files of /proc and /sys that belong to nothing else."""
+"""The operating system: distribution, kernel, packages, what runs; and the small files that belong to nothing else."""
 
 from dataclasses import dataclass
 
 from tests.hosts.compose.tree import Machine
 
 UBUNTU_2204 = (
-    'PRETTY_NAME="Ubuntu 22.04.4 LTS"\nNAME="Ubuntu"\nVERSION_ID="22.04"\nVERSION="22.04.4 LTS (Jammy Jellyfish)"\nVERSION_CODENAME=jammy\n'
+    'PRETTY_NAME="Ubuntu 22.04.4 LTS"\nNAME="Ubuntu"\nVERSION_ID="22.04"\nVERSION="22.04.4 LTS (Jammy Jellyfish)"\n'
+    "VERSION_CODENAME=jammy\n"
     'ID=ubuntu\nID_LIKE=debian\nHOME_URL="https://www.ubuntu.com/"\nUBUNTU_CODENAME=jammy\n'
 )
 UBUNTU_2404 = (
@@ -19,7 +20,8 @@ DEBIAN_12 = (
     'VERSION_CODENAME=bookworm\nID=debian\nHOME_URL="https://www.debian.org/"\n'
 )
 ROCKY_9 = (
-    'NAME="Rocky Linux"\nVERSION="9.4 (Blue Onyx)"\nID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID="9.4"\nPLATFORM_ID="platform:el9"\n'
+    'NAME="Rocky Linux"\nVERSION="9.4 (Blue Onyx)"\nID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID="9.4"\n'
+    'PLATFORM_ID="platform:el9"\n'
     'PRETTY_NAME="Rocky Linux 9.4 (Blue Onyx)"\nANSI_COLOR="0;32"\n'
 )
 

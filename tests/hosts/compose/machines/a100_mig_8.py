@@ -1,4 +1,4 @@
-"""8 x A100-SXM4-40GB with 6 NVSwitches: MIG in several layouts, ECC and MIG changes that wait for a reset. 2 x EPYC 7742 in NPS4, cgroup v1."""
+"""8 x A100-SXM4-40GB, 6 NVSwitches: MIG layouts, ECC and MIG changes that wait for a reset. 2 x EPYC 7742 in NPS4, cgroup v1."""
 
 from typing import Any
 
@@ -53,7 +53,8 @@ def compose() -> Machine:
             "dgx-12",
             "5.15.0-113-generic",
             "#123~20.04.1-Ubuntu SMP Wed Jun 12 17:33:13 UTC 2024",
-            "BOOT_IMAGE=/boot/vmlinuz-5.15.0-113-generic root=UUID=0c1a9d3e-5f4b-4b8e-8a44-2d1f6f0a7b21 ro systemd.unified_cgroup_hierarchy=0 "
+            "BOOT_IMAGE=/boot/vmlinuz-5.15.0-113-generic root=UUID=0c1a9d3e-5f4b-4b8e-8a44-2d1f6f0a7b21 ro "
+            "systemd.unified_cgroup_hierarchy=0 "
             "amd_iommu=on iommu=pt mitigations=off isolcpus=managed_irq,domain,60-63 nohz_full=60-63",
             UBUNTU_2204.replace("22.04.4", "20.04.6")
             .replace("22.04", "20.04")

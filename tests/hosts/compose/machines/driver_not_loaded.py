@@ -1,4 +1,4 @@
-"""2 x A10 whose kernel module is not loaded: the functions are bound to nothing and NVML says so. Booted by BIOS, disks behind Intel VMD."""
+"""2 x A10 whose kernel module is not loaded: functions bound to nothing, and NVML says so. BIOS boot, disks behind Intel VMD."""
 
 from tests.hosts.compose import block, gpu, hgx, kmsg, net, pci, smbios
 from tests.hosts.compose.cpu import Processor, nodes_of, processors

@@ -42,7 +42,8 @@ def compose() -> Machine:
             "rack7-tray11",
             "6.8.0-1021-nvidia-64k",
             "#23-Ubuntu SMP PREEMPT_DYNAMIC Mon Feb  3 21:55:30 UTC 2025",
-            "BOOT_IMAGE=/boot/vmlinuz-6.8.0-1021-nvidia-64k root=UUID=8d2c1f7e-4b0a-49f6-a1c3-95e7d6b8f042 ro iommu.passthrough=1 init_on_alloc=0 pci=pcie_bus_safe",
+            "BOOT_IMAGE=/boot/vmlinuz-6.8.0-1021-nvidia-64k root=UUID=8d2c1f7e-4b0a-49f6-a1c3-95e7d6b8f042 ro "
+            "iommu.passthrough=1 init_on_alloc=0 pci=pcie_bus_safe",
             UBUNTU_2404,
             "aarch64",
             packages=(

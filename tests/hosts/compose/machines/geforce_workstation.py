@@ -105,7 +105,7 @@ def compose() -> Machine:
 
 
 def _devices(m: Machine, root: pci.Place) -> None:
-    """Disks of every desktop kind. The NVMe of this maker has no EUI and pads its serial on the left; the stick lends its serial to others."""
+    """Disks of every desktop kind. This maker's NVMe has no EUI and pads its serial on the left; sticks share serials."""
     place = pci.function(
         m, behind(m, root, 2, 2), "0000:02:00.0", pci.Ids("1e4b", "1202", "010802", "1e4b:1202"), "nvme", pci.Port(4, 4)
     )

@@ -20,8 +20,10 @@ def compose() -> Machine:
             "gpu-a07",
             "5.15.0-1053-nvidia",
             "#54-Ubuntu SMP Thu Mar 28 14:01:38 UTC 2024",
-            "BOOT_IMAGE=/boot/vmlinuz-5.15.0-1053-nvidia root=UUID=6d1f0c52-2a7e-4f3a-9c1e-0b8f5d7a2e11 ro console=tty0 console=ttyS0,115200n8 "
-            "iommu=pt intel_iommu=on pci=realloc=off default_hugepagesz=1G hugepagesz=1G hugepages=64 crashkernel=512M nvidia.NVreg_RestrictProfilingToAdminUsers=0",
+            "BOOT_IMAGE=/boot/vmlinuz-5.15.0-1053-nvidia root=UUID=6d1f0c52-2a7e-4f3a-9c1e-0b8f5d7a2e11 ro console=tty0 "
+            "console=ttyS0,115200n8 "
+            "iommu=pt intel_iommu=on pci=realloc=off default_hugepagesz=1G hugepagesz=1G hugepages=64 crashkernel=512M "
+            "nvidia.NVreg_RestrictProfilingToAdminUsers=0",
             packages=(
                 ("containerd.io", "1.7.19-1"),
                 ("docker-ce", "5:27.1.1-1~ubuntu.22.04~jammy"),
@@ -128,7 +130,7 @@ def _gpu_group(m: Machine, index: int, switch: hgx.Switch) -> None:
 
 
 def _board(m: Machine, root: pci.Place) -> None:
-    """What is on the mainboard: the two system disks (a mirror), BMC graphics, USB with the BMC's network port, 1 GbE, DMA engines."""
+    """On the mainboard: the two system disks (a mirror), BMC graphics, USB with the BMC's network port, 1 GbE, DMA engines."""
     members = []
     for index in range(2):
         address = f"0000:{0x0B + index:02x}:00.0"
@@ -167,7 +169,7 @@ def _board(m: Machine, root: pci.Place) -> None:
 
 
 def _network(m: Machine, cpus: str) -> None:
-    """A two-port ConnectX-7 in Ethernet mode. The bond lends both ports one address: the permanent ones differ. One port has 2 of 8 VFs."""
+    """A two-port ConnectX-7 in Ethernet mode. The bond lends both ports one address, the permanent ones differ. One has 2 VFs."""
     switch = hgx.switch(m, 0x48, 0, cpus)
     place, slot = switch.slot(0)
     mac = m.mac("b8:3f:d2", "eth")

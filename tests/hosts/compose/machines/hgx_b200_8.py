@@ -1,4 +1,4 @@
-"""HGX B200: 8 GPUs whose NVSwitches are no PCI functions; four ConnectX-7 functions (VPD says SW_MNG) lead to them. NVMe with multipath."""
+"""HGX B200: NVSwitches are no PCI functions; four ConnectX-7 functions (VPD says SW_MNG) lead to them. NVMe with multipath."""
 
 from tests.hosts.compose import block, gpu, hgx, kmsg, net, pci, smbios
 from tests.hosts.compose.cpu import Processor, nodes_of, processors
@@ -20,7 +20,8 @@ def compose() -> Machine:
             "b200-r3-u18",
             "6.8.0-1025-nvidia",
             "#27-Ubuntu SMP PREEMPT_DYNAMIC Mon Mar 17 18:09:41 UTC 2025",
-            "BOOT_IMAGE=/boot/vmlinuz-6.8.0-1025-nvidia root=UUID=3e6f8a10-9b2d-4a5c-b7e1-64f0d2c98b17 ro iommu=pt nvidia-drm.modeset=1 pci=realloc=off",
+            "BOOT_IMAGE=/boot/vmlinuz-6.8.0-1025-nvidia root=UUID=3e6f8a10-9b2d-4a5c-b7e1-64f0d2c98b17 ro iommu=pt "
+            "nvidia-drm.modeset=1 pci=realloc=off",
             UBUNTU_2404,
             packages=(
                 ("containerd.io", "1.7.27-1"),
@@ -112,7 +113,7 @@ def _gpu_group(m: Machine, index: int, switch: hgx.Switch) -> None:
 
 
 def _bridges(m: Machine, root: pci.Place) -> None:
-    """The functions through which the fabric manager reaches the NVSwitches: InfiniBand devices without a network of their own."""
+    """The functions through which the fabric manager reaches the NVSwitches: InfiniBand without a network of its own."""
     for board in range(2):
         place = hgx.behind(m, root, 0x10 + board, 0x05 + board, 5, 2)
         for index in range(2):

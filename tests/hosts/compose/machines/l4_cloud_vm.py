@@ -25,7 +25,7 @@ CPU = Processor(
 )
 VIRTIO = {"scsi": ("1004", "010000", "1af4:0008"), "rng": ("1005", "00ff00", "1af4:0004")}
 UNREADABLE = ("product_serial", "product_uuid", "board_serial", "chassis_serial")
-EACCES = 13
+EPERM, EACCES = 1, 13
 
 
 def compose() -> Machine:
@@ -37,7 +37,8 @@ def compose() -> Machine:
             "inference-7f9c",
             "6.1.0-25-cloud-amd64",
             "#1 SMP PREEMPT_DYNAMIC Debian 6.1.106-3 (2024-08-26)",
-            "BOOT_IMAGE=/boot/vmlinuz-6.1.0-25-cloud-amd64 root=PARTUUID=5e1f7a93-5c2f-4d0b-8d36-9b6f1f0e8c11 ro console=ttyS0,38400n8 psi=1",
+            "BOOT_IMAGE=/boot/vmlinuz-6.1.0-25-cloud-amd64 root=PARTUUID=5e1f7a93-5c2f-4d0b-8d36-9b6f1f0e8c11 ro "
+            "console=ttyS0,38400n8 psi=1",
             DEBIAN_12,
             packages=(("containerd.io", "1.7.22-1"), ("nvidia-container-toolkit", "1.16.2-1")),
             temperature=False,
@@ -67,7 +68,7 @@ def compose() -> Machine:
     paths = [f"{folder}/{name}" for folder in ("/sys/class/dmi/id", "/sys/devices/virtual/dmi/id") for name in UNREADABLE]
     paths += [f"/sys/firmware/dmi/tables/{name}" for name in ("DMI", "smbios_entry_point")]
     assert m.facts is not None
-    m.facts["errors"] = dict.fromkeys(sorted(paths), EACCES)
+    m.facts["errors"] = {**dict.fromkeys(sorted(paths), EACCES), "/dev/kmsg": EPERM}
     gpu.driver(m, "550.90.07", 12040, confidential=False)
     root = pci.root_complex("0000:00", -1, "0-3")
     gpu.gpu(m, root, "0000:00:03.0", gpu.L4, link=pci.Port(), virtualizationMode=1)

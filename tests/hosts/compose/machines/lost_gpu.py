@@ -1,4 +1,4 @@
-"""8 x H100 of which the sixth has fallen off the bus: NVML gives no handle for it, its PCI function is there, the kernel log has its Xid 79."""
+"""8 x H100, the sixth fallen off the bus: no handle from NVML, its PCI function is there, the kernel log has its Xid 79."""
 
 from tests.hosts.compose import block, gpu, hgx, kmsg, net, pci, smbios
 from tests.hosts.compose.cpu import Processor, nodes_of, processors
@@ -22,7 +22,8 @@ def compose() -> Machine:
             "xe-17",
             "5.15.0-119-generic",
             "#129-Ubuntu SMP Fri Aug 2 19:25:20 UTC 2024",
-            "BOOT_IMAGE=/boot/vmlinuz-5.15.0-119-generic root=UUID=4a9e2c61-7d3b-4f80-b5a2-1c6e8d9f0b37 ro iommu=pt intel_iommu=on",
+            "BOOT_IMAGE=/boot/vmlinuz-5.15.0-119-generic root=UUID=4a9e2c61-7d3b-4f80-b5a2-1c6e8d9f0b37 ro iommu=pt "
+            "intel_iommu=on",
             UBUNTU_2204,
             packages=(
                 ("containerd.io", "1.7.21-1"),
@@ -135,7 +136,8 @@ def _lose(m: Machine) -> None:
         f"NVRM: Xid (PCI:{short}): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
         f"NVRM: GPU {slot}: GPU has fallen off the bus.",
         f"NVRM: GPU {slot}: GPU serial number is {device['serial']}.",
-        f"NVRM: Xid (PCI:{short}): 154, pid='<unknown>', name=<unknown>, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)",
+        f"NVRM: Xid (PCI:{short}): 154, pid='<unknown>', name=<unknown>, GPU recovery action changed from 0x0 (None) to "
+        "0x2 (Node Reboot Required)",
     ):
         log.say(text, 4, 170_204.4 + len(log.records) / 1000, "c")
     path = f"/proc/driver/nvidia/gpus/{slot}/information"

@@ -1,4 +1,4 @@
-"""A host of VMs: 4 x L40S on vfio-pci and no NVIDIA driver at all, IOMMU groups, nested KVM, RAID controller, SAS disks, virtual functions given away."""
+"""A host of VMs: 4 x L40S on vfio-pci, no NVIDIA driver, IOMMU groups, nested KVM, RAID, SAS disks, functions given away."""
 
 from tests.hosts.compose import block, gpu, hgx, kmsg, net, pci, smbios
 from tests.hosts.compose.cpu import Processor, nodes_of, processors
@@ -19,8 +19,10 @@ def compose() -> Machine:
             "kvm-04.example.net",
             "5.14.0-427.13.1.el9_4.x86_64",
             "#1 SMP PREEMPT_DYNAMIC Wed May 1 19:11:28 UTC 2024",
-            "BOOT_IMAGE=(hd0,gpt2)/vmlinuz-5.14.0-427.13.1.el9_4.x86_64 root=/dev/mapper/rl-root ro intel_iommu=on iommu=pt vfio-pci.ids=10de:26b9 "
-            "default_hugepagesz=1G hugepagesz=1G hugepages=192 hugepagesz=2M hugepages=1024 isolcpus=4-31 transparent_hugepage=never",
+            "BOOT_IMAGE=(hd0,gpt2)/vmlinuz-5.14.0-427.13.1.el9_4.x86_64 root=/dev/mapper/rl-root ro intel_iommu=on "
+            "iommu=pt vfio-pci.ids=10de:26b9 "
+            "default_hugepagesz=1G hugepagesz=1G hugepages=192 hugepagesz=2M hugepages=1024 isolcpus=4-31 "
+            "transparent_hugepage=never",
             ROCKY_9,
             kvm=("kvm_intel", "Y"),
             iommu="dmar0",
