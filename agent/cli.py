@@ -105,11 +105,12 @@ def _collect(arguments: Arguments, names: Sequence[str]) -> "Collected":
     import asyncio
     import contextlib
 
-    from agent import known_gpus, service
+    from agent import doors, known_gpus
     from agent.inventory import Store
 
     config = _config(arguments)
     host_dir = _host_dir(arguments)
+    doors.host(host_dir)  # what is no recorded host is said here, once
     # The GPUs that the daemon remembers here; another host's (a recorded one) only when its data directory is named.
     mine = host_dir is None or "data_dir" in _flags(arguments)
     known = known_gpus.gpus(Store(config.data_dir / "inventory").known_gpus()) if mine else ()
@@ -117,7 +118,7 @@ def _collect(arguments: Arguments, names: Sequence[str]) -> "Collected":
     async def work() -> "Collected":
         progress = asyncio.create_task(_progress())
         try:
-            return await service.collector(config, host_dir).collect(names, known)
+            return await doors.collector(config, host_dir).collect(names, known)
         finally:
             progress.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -147,12 +148,32 @@ async def _progress() -> None:
 
 
 def _add_capture(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", type=Path, metavar="DIR", help="where the recorded host is written; must not exist yet")
+    parser.add_argument(
+        "directory", type=Path, metavar="DIR", help="where the recorded host is written; must be empty or not exist yet"
+    )
     parser.add_argument("--redact", action="store_true", help="replace serials, UUIDs, MACs and names, consistently")
 
 
 def _capture(arguments: Arguments) -> int:
-    raise NotImplementedError
+    from agent import doors, recorder
+
+    config = _config(arguments)
+    if not arguments.redact:
+        print(
+            "bcd: capture: the recording holds serials, addresses and names as they are; --redact replaces them", file=sys.stderr
+        )
+    done = recorder.capture(
+        arguments.directory,
+        redact=arguments.redact,
+        host_dir=_host_dir(arguments),
+        options=doors.options(config),
+        nvml_library=config.nvml_library,
+    )
+    replaced = "" if done.replaced is None else f", {done.replaced} names replaced"
+    print(f"recorded {done.files} files in {done.directory}{replaced}")
+    for name, reason in sorted(done.failed.items()):
+        print(f"bcd: capture: section {name}: {reason}", file=sys.stderr)
+    return 1 if done.failed else 0
 
 
 # ---- status, refresh

@@ -74,9 +74,7 @@ def status_blocks(status: Mapping[str, Any], now: datetime) -> Iterator[Block]:
             "hash": entry.get("hash", "-")[:12],
             "bytes": entry.get("bytes"),
             "age": since_words(entry["collectedAt"], now),
-            "error": entry.get("detail") and f"{entry['error']} {entry['detail']}"
-            if entry.get("error") == "settling"
-            else entry.get("error"),
+            "error": _error(entry),
         }
         for entry in sorted([*status["sections"], *status["missing"]], key=lambda e: str(e["name"]))
     ]
@@ -84,6 +82,12 @@ def status_blocks(status: Mapping[str, Any], now: datetime) -> Iterator[Block]:
         yield table("status.sections", rows)
     if status["devices"]:
         yield table("status.devices", status["devices"])
+
+
+def _error(entry: Mapping[str, Any]) -> str | None:
+    """A missing section's error; with its detail where the error is one word (`settling`)."""
+    error: str | None = entry.get("error")
+    return f"{error}: {entry['detail']}" if error and ":" not in error else error
 
 
 def table(key: str, entries: Sequence[Mapping[str, Any]]) -> Block:

@@ -18,13 +18,10 @@ from typing import Any
 
 from bettercompute.agent.v1 import inventory_pb2 as pb
 
-from agent import identity, inventory, known_gpus, local, log, settling, status, triggers
-from agent.collection import Collector
-from agent.collectors import Options
+from agent import doors, identity, inventory, known_gpus, local, log, settling, status, triggers
 from agent.config import Config
 from agent.errors import FieldError, UserError
 from agent.host import Host
-from agent.recorded import open_host
 from agent.sections import Collected
 from agent.session import machine
 from agent.session import messages as m
@@ -36,16 +33,6 @@ REFRESH_TIMEOUT = 120.0  # seconds, as inventory.refresh has (A7)
 CONNECT_PATIENCE = 10.0  # how long a refresh waits for a receiver that is not connected
 
 _log = logging.getLogger("bcd")
-
-
-def options(config: Config) -> Options:
-    """The settings that change what is collected."""
-    return Options(image_dir=config.image_dir, cri_socket=config.cri_socket)
-
-
-def collector(config: Config, host_dir: Path | None) -> Collector:
-    """The collector of this host, or of a recorded one."""
-    return Collector(host_dir, options(config), config.nvml_library, config.collect_limit)
 
 
 def run(config: Config, host_dir: Path | None, reload: Callable[[], Config]) -> None:
@@ -70,7 +57,7 @@ class Daemon:
         self._reload = reload
         self._instance_id = os.urandom(16).hex()
         self._started = time.monotonic()
-        self._collector = collector(config, host_dir)
+        self._collector = doors.collector(config, host_dir)
         self._store = inventory.Store(config.data_dir / "inventory")
         self._known = self._store.known_gpus()
         self._triggers = triggers.Triggers()
@@ -190,7 +177,7 @@ class Daemon:
 
     def _host(self) -> Host:
         """The host, a recorded one read anew."""
-        return open_host(self._host_dir) if self._host_dir else Host()
+        return doors.host(self._host_dir)
 
     def _uptime(self, host: Host) -> float:
         """Seconds since boot; a recorded host's go on from what is recorded."""
@@ -324,7 +311,7 @@ class Daemon:
         old, self._config = self._config, new
         log.setup(new.log_format)
         if not self._collector.abandoned:  # else it must be remembered which child still hangs
-            self._collector = collector(new, self._host_dir)
+            self._collector = doors.collector(new, self._host_dir)
         self._resettled.set()
         self._resettled = asyncio.Event()
         _log.info("the configuration is reloaded")

@@ -1,0 +1,24 @@
+"""Which host and which collector the settings and `--host` mean: this machine's, or a recorded one's."""
+
+from pathlib import Path
+
+from agent.collection import Collector
+from agent.collectors import Options
+from agent.config import Config
+from agent.host import Host
+from agent.recorded import open_host
+
+
+def host(host_dir: Path | None) -> Host:
+    """This host, or the recorded one as it is now. Raises UserError when the directory holds none."""
+    return open_host(host_dir) if host_dir else Host()
+
+
+def options(config: Config) -> Options:
+    """The settings that change what is collected."""
+    return Options(image_dir=config.image_dir, cri_socket=config.cri_socket)
+
+
+def collector(config: Config, host_dir: Path | None) -> Collector:
+    """The collector of this host, or of a recorded one."""
+    return Collector(host_dir, options(config), config.nvml_library, config.collect_limit)
