@@ -67,6 +67,9 @@ class Host:
 
     root: Path = Path("/")
     errors: Mapping[str, int] = field(default_factory=dict)
+    # Below another root: each directory on the way of a path, and where it links to. Looked up once per Host, since a recorded
+    # host's directories do not move while it is read; the last component of a path is always looked at anew.
+    _directories: dict[str, str | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     # -- files
 
@@ -179,7 +182,7 @@ class Host:
                 continue
             done.append(part)
             here = "/".join((root, *done))
-            target = _link_target(here) if todo or follow_last else None
+            target = self._directory_link(here) if todo else _link_target(here) if follow_last else None
             if target is not None:
                 links += 1
                 if links > _MAX_LINKS:
@@ -189,6 +192,12 @@ class Host:
                 done = [] if target.startswith("/") else done[:-1]
                 todo.extend(p for p in reversed(target.split("/")) if p not in ("", "."))
         return Path("/".join((root, *done)) or "/")
+
+    def _directory_link(self, path: str) -> str | None:
+        try:
+            return self._directories[path]
+        except KeyError:
+            return self._directories.setdefault(path, _link_target(path))
 
 
 def _link_target(path: str) -> str | None:

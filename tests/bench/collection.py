@@ -47,13 +47,13 @@ def _files_read() -> list[str]:
     seen: dict[str, None] = {}
 
     class Tracing(type(open_host(HOSTS[HOST]))):  # type: ignore[misc]
-        def read(self, path: str, limit: int = MAX_FILE) -> bytes:
-            data: bytes = super().read(path, limit)
+        def read(self, path: str, limit: int = MAX_FILE, follow: bool = True) -> bytes:
+            data: bytes = super().read(path, limit, follow)
             seen[str(self.resolve(path))] = None
             return data
 
     plain = open_host(HOSTS[HOST])
-    host: Host = Tracing(**{name: getattr(plain, name) for name in plain.__dataclass_fields__})
+    host: Host = Tracing(**{name: getattr(plain, name) for name, one in plain.__dataclass_fields__.items() if one.init})
     for name in COLLECTORS:
         collect(name, host, open_nvml(HOSTS[HOST]))
     return list(seen)
