@@ -27,6 +27,7 @@ from agent.nvml import COUNT, HANDLE, INIT, Nvml, NvmlError, function_of
 T = TypeVar("T")
 
 FORMAT = 1
+_TOO_MUCH = 1 << 63
 NO_BOOT_ID = "unknown"
 _NO_NAME = Uname("Linux", "", "", "", "")
 _MACHINES = ("x86_64", "aarch64", "ppc64le", "s390x", "riscv64")
@@ -163,10 +164,13 @@ class _Json:
             if len(data) > MAX_FILE:
                 self.refuse(f"is larger than {MAX_FILE} bytes")
             value = json.loads(data.decode())
+            json.dumps(value, ensure_ascii=False).encode()
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path} is not UTF-8: byte {error.start}") from error
+        except UnicodeError as error:
+            raise UserError(f"{path} is not UTF-8 throughout: {error}") from error
+        except RecursionError as error:
+            raise UserError(f"{path} is nested too deeply") from error
         except json.JSONDecodeError as error:
             raise UserError(
                 f"{path}:{error.lineno}: not JSON: {error.msg}", "record the host again, or repair this line"
@@ -188,11 +192,13 @@ class _Json:
         return {name: self.check(f"{key}: {name}", value, kind) for name, value in entries.items()}
 
     def check(self, key: str, value: object, kind: type[T]) -> T:
-        """`value`, when it is of type `kind` (an integer is a float too, a boolean is no number)."""
+        """`value`, when it is of type `kind` (an integer is a float too, a boolean is no number); counts from 0."""
         if kind is float and isinstance(value, int):
             value = float(value)
         if not isinstance(value, kind) or isinstance(value, bool):
             self.refuse(f"{key}: {value!r} is not of type {kind.__name__}")
+        if isinstance(value, int) and not 0 <= value < _TOO_MUCH:
+            self.refuse(f"{key}: {value!r} is out of range")
         return value
 
     def words(self, key: str, entry: dict[str, object], names: Sequence[str]) -> list[str | None]:

@@ -8,6 +8,7 @@ begins, the same with `"answer"` when it has returned, and `{"section": "cpu", "
 
 import errno
 import json
+import math
 import os
 import stat
 import sys
@@ -103,7 +104,8 @@ class Recorder(Host):
     def uptime(self) -> float:
         """As the source's."""
         seconds = self.source.uptime()
-        self.note({"fact": ["uptime", seconds]})
+        if math.isfinite(seconds):  # a recorded host that does not say
+            self.note({"fact": ["uptime", seconds]})
         return seconds
 
     def ethtool(self, interface: str) -> EthtoolInfo:

@@ -28,6 +28,12 @@ def parse(text: str) -> dict[str, str]:
     return properties
 
 
+def entry(number: str | None) -> str | None:
+    """The path of a block device's entry by its `dev` attribute, `259:0`; None for another text."""
+    number = (number or "").strip()
+    return f"/run/udev/data/b{number}" if re.fullmatch(r"[0-9]{1,10}:[0-9]{1,10}", number) else None
+
+
 def decode(value: str) -> str:
     r"""A property of the `_ENC` kind as it was: `PERC\x20H755` is `PERC H755`."""
     return _ESCAPE.sub(lambda found: bytes.fromhex(found[0].replace("\\x", "")).decode(errors="replace"), value).strip()

@@ -8,10 +8,10 @@ inventory.proto, a row in bettercompute.contract.sections, a file and a row here
 Order matters only for a hang: `gpus` asks the driver and comes last, so that the other seven are out before it.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from os import fsencode, stat_result  # never `import os` here: the section's module `os` takes that name in this package
 from typing import TypeVar
 
 from bettercompute.agent.v1 import inventory_pb2 as pb
@@ -85,7 +85,7 @@ class Files:
         """The host path with its links followed, or None."""
         return self._attempt(lambda: self.host.realpath(path))
 
-    def stat(self, path: str, follow: bool = True) -> os.stat_result | None:
+    def stat(self, path: str, follow: bool = True) -> stat_result | None:
         """stat(2) of the path (lstat(2) without `follow`), or None."""
         return self._attempt(lambda: self.host.stat(path, follow))
 
@@ -95,7 +95,7 @@ class Files:
 
     def unreadable(self) -> list[pb.Unreadable]:
         """What could not be read, sorted by path: a section's `unreadable`."""
-        return [pb.Unreadable(path=path, errno=number) for path, number in sorted(self.failures.items())]
+        return [pb.Unreadable(path=printable(path), errno=number) for path, number in sorted(self.failures.items())]
 
     def _attempt(self, read: Callable[[], T]) -> T | None:
         try:
@@ -104,6 +104,11 @@ class Files:
             if not error.absent:
                 self.failures[error.path] = error.errno
             return None
+
+
+def printable(name: str) -> str:
+    """A file's name as text for a message: what is not UTF-8 in it (the kernel allows any bytes) is replaced."""
+    return fsencode(name).decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from bettercompute.agent.v1 import inventory_pb2 as pb
 
 from agent import udev_db
-from agent.collectors import Files
+from agent.collectors import Files, sysfs
 
 _STATES = ("faulty", "in_sync", "spare")  # of a member; the kernel adds others: `in_sync,write_mostly`
 _DEPTH = 16  # devices on each other; more is a loop
@@ -22,7 +22,7 @@ def root_disks(files: Files) -> frozenset[str]:
     if mount is None:
         return frozenset()
     number, source = mount
-    if not number.startswith("0:"):
+    if re.fullmatch(r"[1-9][0-9]*:[0-9]+", number):
         path = files.realpath(f"/sys/dev/block/{number}")
         return _disks_below(files, [path.rsplit("/", 1)[-1]] if path else [])
     name = _device_name(files, source)
@@ -104,7 +104,7 @@ def _member(files: Files, path: str) -> pb.MdMember:
     words = (files.text(f"{path}/state") or "").split(",")
     return pb.MdMember(
         name=path.rsplit("/dev-", 1)[-1],
-        slot=files.integer(f"{path}/slot"),
+        slot=sysfs.number(files.text(f"{path}/slot")),
         state=next((word for word in _STATES if word in words), words[0]) or None,
     )
 
@@ -116,5 +116,5 @@ def _md_uuid(text: str | None) -> str | None:
 
 
 def _udev_property(files: Files, name: str, key: str) -> str | None:
-    number = files.text(f"/sys/block/{name}/dev")
-    return udev_db.parse(files.text(f"/run/udev/data/b{number}") or "").get(key) if number else None
+    entry = udev_db.entry(files.text(f"/sys/block/{name}/dev"))
+    return udev_db.parse(files.text(entry) or "").get(key) if entry else None

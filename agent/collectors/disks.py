@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from bettercompute.agent.v1 import inventory_pb2 as pb
 
 from agent import udev_db
-from agent.collectors import Context, Files
+from agent.collectors import Context, Files, sysfs
 from agent.collectors.ata import Identify, identify, unit_serial
 from agent.collectors.block import md_arrays, root_disks
 from agent.collectors.pci import place
@@ -95,18 +95,18 @@ def _disk(files: Files, name: str, path: str, root: bool) -> pb.Disk:
     found = _sources(files, path)
     controller = min(_controllers(files, path), default=path) if _NVME_HEAD in path else path
     bus, node = place(files, controller)
-    size = files.integer(f"{path}/size")
+    sectors = sysfs.number(files.text(f"{path}/size"), bits=54)  # of 512 bytes; more is no disk
     return pb.Disk(
         name=name,
         model=_model(found),
         serial=_serial(files, found),
         wwn=found.wwn or _udev_wwn(found),
-        bytes=size * SECTOR if size else None,
+        bytes=sectors * SECTOR if sectors else None,
         rotational=_flag(files, f"{path}/queue/rotational"),
         transport=_transport(files, path),
         firmware=_firmware(files, found),
-        logical_sector_bytes=files.integer(f"{path}/queue/logical_block_size"),
-        physical_sector_bytes=files.integer(f"{path}/queue/physical_block_size"),
+        logical_sector_bytes=sysfs.number(files.text(f"{path}/queue/logical_block_size")),
+        physical_sector_bytes=sysfs.number(files.text(f"{path}/queue/physical_block_size")),
         numa_node=node,
         bus_id=bus,
         root=root,
@@ -117,8 +117,8 @@ def _sources(files: Files, path: str) -> _Sources:
     model = _clean(files.text(f"{path}/device/model") or files.text(f"{path}/device/name"))
     wwn = next(filter(None, (_wwn(files.text(f"{path}/{place}")) for place in ("wwid", "device/wwid"))), None)
     identity = identify(files.bytes(f"{path}/device/vpd_pg89") or b"")
-    number = files.text(f"{path}/dev")
-    udev = udev_db.parse(files.text(f"/run/udev/data/b{number}") or "") if number else {}
+    entry = udev_db.entry(files.text(f"{path}/dev"))
+    udev = udev_db.parse(files.text(entry) or "") if entry else {}
     udev = udev or udev_db.by_id(_links(files, path))
     return _Sources(path, model, wwn, identity, udev if udev_db.same_device(udev, model, wwn) else {})
 

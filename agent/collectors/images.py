@@ -15,7 +15,7 @@ import stat
 
 from bettercompute.agent.v1 import inventory_pb2 as pb
 
-from agent.collectors import Context, Files
+from agent.collectors import Context, Files, printable
 from agent.errors import Unreadable
 
 MAX_SIDECAR = 64 << 10  # bytes
@@ -49,7 +49,7 @@ def _file(files: Files, path: str, name: str) -> pb.Image | None:
     said = _sidecar(files, path + _SIDECAR)
     return pb.Image(
         digest=said.get("digest"),
-        name=said.get("name", name),
+        name=said.get("name", printable(name)),
         format=said.get("format"),
         bytes=status.st_size,
         source="directory",
@@ -64,6 +64,7 @@ def _sidecar(files: Files, path: str) -> dict[str, str]:
     try:
         said = json.loads(data.decode())
         texts = {key: said[key] for key in ("digest", "name", "format") if said.get(key) not in (None, "")}
+        json.dumps(texts, ensure_ascii=False).encode()  # half a surrogate pair is no text
     except (ValueError, AttributeError, RecursionError):
         texts = {"": None}
     if not all(isinstance(text, str) for text in texts.values()) or not _DIGEST.fullmatch(texts.get("digest", "a:" + "0" * 32)):

@@ -11,7 +11,7 @@ import re
 
 from bettercompute.agent.v1 import inventory_pb2 as pb
 
-from agent.collectors import Context, Files
+from agent.collectors import Context, Files, sysfs
 from agent.collectors.pci import function_directory, place
 from agent.host import EthtoolInfo
 
@@ -69,9 +69,9 @@ def _nic(ctx: Context, name: str, path: str) -> pb.Nic:
         bus_id=bus,
         numa_node=node,
         kind=_kind(files, path),
-        sriov_total=files.integer(f"{function}/sriov_totalvfs") if function else None,
-        sriov_configured=files.integer(f"{function}/sriov_numvfs") if function else None,
-        port=files.integer(f"{path}/dev_port"),
+        sriov_total=sysfs.number(files.text(f"{function}/sriov_totalvfs")) if function else None,
+        sriov_configured=sysfs.number(files.text(f"{function}/sriov_numvfs")) if function else None,
+        port=sysfs.number(files.text(f"{path}/dev_port")),
     )
 
 
@@ -96,7 +96,7 @@ def _mac(files: Files, path: str, said: EthtoolInfo) -> str | None:
 def _hca(files: Files, name: str, path: str) -> pb.Hca:
     """`hca_type` and `board_id` are not there for every driver."""
     bus, node = place(files, path)
-    numbers = [int(number) for number in files.names(f"{path}/ports") if number.isdecimal()]
+    numbers = [number for name in files.names(f"{path}/ports") if (number := sysfs.number(name)) is not None]
     return pb.Hca(
         name=name,
         type=files.value(f"{path}/hca_type"),

@@ -4,7 +4,7 @@ import re
 
 from bettercompute.contract.bus_id import bus_id
 
-from agent.collectors import Files
+from agent.collectors import Files, sysfs
 
 _FUNCTION = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
@@ -27,5 +27,4 @@ def place(files: Files, path: str | None) -> tuple[str | None, int | None]:
     directory = function_directory(path or "")
     if directory is None:
         return None, None
-    node = files.integer(f"{directory}/numa_node")
-    return bus_id(directory.rsplit("/", 1)[-1]), node if node is not None and node >= 0 else None
+    return bus_id(directory.rsplit("/", 1)[-1]), sysfs.number(files.text(f"{directory}/numa_node"), bits=31)

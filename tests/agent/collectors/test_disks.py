@@ -228,6 +228,13 @@ def test_a_fixed_disk_that_reports_no_size_stays(tmp_path: Path) -> None:
     assert not disk.HasField("bytes")
 
 
+@pytest.mark.parametrize("junk", ["", "junk\n", "-1\n", "9" * 40, "\0\0\xff"])
+def test_a_number_that_is_none_is_absent(tmp_path: Path, junk: str) -> None:
+    function = {"/sys/devices/pci0000:80/0000:80:01.1/0000:81:00.0/numa_node": junk}
+    [disk] = disks(tmp_path, block(NVME, size=junk, queue__logical_block_size=junk, queue__rotational=junk, dev=junk), function)
+    assert not any(disk.HasField(name) for name in ("bytes", "logical_sector_bytes", "numa_node"))
+
+
 def test_two_paths_to_one_unit_are_one_disk(tmp_path: Path) -> None:
     named: dict[str, Content] = {"device__wwid": "naa.5000c500a1b2c3d4", "device__vpd_pg80": SERIAL_PAGE}
     second = "/sys/devices/pci0000:65/0000:65:00.0/host2/port-2:0/end_device-2:0/target2:0:0/2:0:0:0/block/sdq"

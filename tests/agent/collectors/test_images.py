@@ -50,6 +50,7 @@ def test_a_file_without_a_description_has_its_name_and_size(tmp_path: Path) -> N
         ("", errno.EBADMSG),
         ("[" * 60000, errno.EBADMSG),
         ('{"digest": 5}', errno.EBADMSG),
+        ('{"name": "\\ud800"}', errno.EBADMSG),
         ('{"digest": "latest"}', errno.EBADMSG),
         ('{"name": ["a"]}', errno.EBADMSG),
         (" " * (64 * 1024 + 1), errno.EFBIG),
@@ -72,6 +73,10 @@ def test_links_directories_and_what_is_still_written_are_no_images(tmp_path: Pat
         "../../../../etc/passwd": "x",
     }
     assert section(tmp_path, files) == pb.ImagesSection()
+
+
+def test_a_name_that_is_no_text_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
+    assert section(tmp_path, {"caf\udce9.raw": "x"}).images[0].name == "caf\ufffd.raw"
 
 
 def test_no_image_directory_is_no_images(tmp_path: Path) -> None:
