@@ -11,6 +11,7 @@ HASH = re.compile(r"^(advisory:)?[0-9a-f]{64}$")
 AGES = ((86_400 * 2, 86_400, "d"), (3_600 * 2, 3_600, "h"), (120, 60, "m"), (0, 1, "s"))
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 PIPE_WIDTH = 100_000
+INLINE = 4  # objects of a list that are shown in a cell; of more, their number
 CELL = 60  # characters of a nested value in a terminal's table
 
 
@@ -71,6 +72,8 @@ def cell(value: Any, now: datetime, key: str = "") -> str:
         return " ".join(f"{name}={text}" for name, text in named.items()) or "-"
     if isinstance(value, list):
         nested = any(isinstance(one, Mapping) for one in value)
+        if nested and len(value) > INLINE:
+            return f"{len(value)} entries"
         return (" | " if nested else ", ").join(cell(one, now) for one in value) or "-"
     text = str(value)
     if TIME.match(text):
@@ -114,7 +117,10 @@ class _Drawing:
             self.fields(value, "")
 
     def fields(self, value: Mapping[str, Any], path: str) -> None:
-        """An object: what fits a line first, then what is nested, each below its dotted path."""
+        """An object: what fits a line first, then what is nested, each below its dotted path (there without what is empty)."""
+        value = {key: one for key, one in value.items() if not path or one not in (None, "", [], {})}
+        if not value:
+            self.line("nothing", "dim")
         nested = {key: one for key, one in value.items() if _is_nested(one)}
         flat = {key: cell(one, self.now, key) for key, one in value.items() if key not in nested}
         width = max(map(len, flat), default=0)

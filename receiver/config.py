@@ -81,6 +81,7 @@ TEXT = Kind(str)
 WORD = Kind(_word)
 PATH = Kind(_path)
 TARGET = Kind(_target)
+OPTIONAL_TARGET = Kind(lambda text: _target(text) if text else "")
 DURATION = Kind(_duration, (str, int, float))
 COUNT = Kind(_count, (int,))
 FLAG = Kind(_truth, (bool,))
@@ -130,7 +131,9 @@ class Config:
     """The settings in force. Durations are seconds."""
 
     database_url: str = _row("database.url", TEXT, "", "The Postgres to use (libpq URL, 15 or newer). None: an embedded one.")
-    database_connections: int = _row("database.connections", COUNT, "8", "How many connections to the database at most.")
+    database_connections: int = _row(
+        "database.connections", COUNT, "8", "How many connections at most, for writing and for reading each."
+    )
     database_migrate: bool = _row("database.migrate", FLAG, "false", "Run migrations at start; an embedded Postgres always is.")
     data_dir: str = _row("data_dir", PATH, "/var/lib/bc-receiver", "Where the embedded Postgres lives (mode 0700).")
     listen_session: str = _row("listen.session", TARGET, "127.0.0.1:7443", "Where nodes report: HOST:PORT or unix:/PATH.")
@@ -138,6 +141,9 @@ class Config:
     insecure: bool = _row("insecure", FLAG, "false", "Allow listening beyond this machine, although nothing is encrypted.")
     tenant: str = _row("tenant", WORD, "default", "The tenant that unknown nodes are created in.")
     status_interval: float = _row("status.interval", DURATION, "30s", "How often nodes report their status.")
+    metrics_listen: str = _row(
+        "metrics.listen", OPTIONAL_TARGET, "127.0.0.1:7702", "Where Prometheus asks: HOST:PORT. Empty: nowhere."
+    )
     drain: float = _row("drain", DURATION, "10s", "How long open calls may take to end on SIGTERM.")
     log_format: str = _row("log.format", FORMAT, "text", "How events are logged to stderr: text or json, one a line.")
 
@@ -154,7 +160,7 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]
     named = file or (Path(environ[FILE_VARIABLE]) if environ.get(FILE_VARIABLE) else None)
     values = _read_file(named or DEFAULT_FILE, required=named is not None)
     for setting in SETTINGS:
-        if environ.get(setting.variable):
+        if setting.variable in environ:
             values[setting.name] = setting.read(environ[setting.variable], f"environment variable {setting.variable}")
         if setting.name in flags:
             values[setting.name] = setting.read(flags[setting.name], setting.flag)
@@ -163,9 +169,9 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]
 
 def check_listeners(config: Config) -> None:
     """Raises ReceiverError when a listener can be reached from elsewhere and `insecure` does not allow it."""
-    for setting in (_BY_KEY["listen.session"], _BY_KEY["listen.api"]):
+    for setting in (_BY_KEY["listen.session"], _BY_KEY["listen.api"], _BY_KEY["metrics.listen"]):
         target = getattr(config, setting.name)
-        if not config.insecure and not is_local(target):
+        if target and not config.insecure and not is_local(target):
             raise ReceiverError(
                 f"listen on {target}",
                 "nothing on this connection is encrypted or authenticated, and it is not loopback",

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from receiver import metrics
 from receiver.apply.session import CHANNEL as SESSION_CHANNEL
 from receiver.config import Config, check_listeners
 from receiver.gateway.heartbeat import beat, beat_forever
@@ -100,6 +101,7 @@ class Receiver:
         self.servers: list[Server] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.listener: Listener | None = None
+        self.metrics: asyncio.Server | None = None
 
     async def start(self) -> None:
         """Listens. Raises ReceiverError when an address cannot be had; `stop` is to be called then too."""
@@ -109,6 +111,8 @@ class Receiver:
         callers.add_services(self.api.services())
         for server in self.servers:
             await server.start()
+        if self.config.metrics_listen:
+            self.metrics = await metrics.listen(self.config.metrics_listen, self.registry)
         self.tasks.append(asyncio.create_task(beat_forever(self.registry, self.jobs), name="heartbeat"))
         handlers = {SESSION_CHANNEL: self.jobs.session_began, EVENTS_CHANNEL: lambda _: self._wake()}
         self.listener = Listener(self.url, handlers, self._look_again)
@@ -139,6 +143,8 @@ class Receiver:
         for task in list(self.tasks):
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
+        if self.metrics:
+            self.metrics.close()
         if self.listener:
             await self.listener.stop()
         await beat(self.registry, self.jobs)

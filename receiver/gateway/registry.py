@@ -5,6 +5,7 @@ as seen, and all that were seen are written together, once a second at most (dec
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -49,6 +50,8 @@ class Registry:
     seen: dict[str, int] = field(default_factory=dict)  # node and epoch: reported, not yet written
     gone: list[tuple[str, int, str]] = field(default_factory=list)  # node, epoch, reason: ended, not yet written
     met: Counts = field(default_factory=Counts)
+    ended: Counter[str] = field(default_factory=Counter)  # sessions, by reason
+    results: Counter[str] = field(default_factory=Counter)  # offers, by status
     draining: bool = False
 
     def admit(self, node_id: str) -> Stream:
@@ -96,6 +99,7 @@ class Registry:
     def left(self, stream: Stream, reason: str) -> None:
         """A stream is over."""
         self.greeting.discard(stream)
+        self.ended[reason] += 1
         of_node = self.streams[stream.node_id]
         of_node.discard(stream)
         if not of_node:

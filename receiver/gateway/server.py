@@ -1,5 +1,6 @@
 """The gRPC servers: the one that nodes report to, and the one that `better-compute api` asks; health on both."""
 
+import socket
 from collections.abc import Callable, Mapping
 
 import grpc
@@ -54,6 +55,8 @@ class Server:
 
     async def start(self) -> None:
         """Listens. Raises ReceiverError when the address cannot be had."""
+        if self.target.startswith("unix:") and _is_answered(self.target.removeprefix("unix:")):
+            raise ReceiverError(f"listen on {self.target}", "another process listens there", "give this one another path")
         try:
             self.grpc.add_insecure_port(self.target)
         except RuntimeError as error:
@@ -73,3 +76,9 @@ class Server:
     async def _say(self, status: int) -> None:
         for name in self.services:
             await self.health.set(name, status)
+
+
+def _is_answered(path: str) -> bool:
+    """Whether somebody listens on a unix socket. (gRPC would take its path over without a word.)"""
+    with socket.socket(socket.AF_UNIX) as caller:
+        return caller.connect_ex(path) == 0

@@ -111,16 +111,13 @@ class _Conversation:
 
     async def _say(self, message: m.ToNode) -> None:
         await self.context.write(codec.encode(message, datetime.now(UTC)))
-        if isinstance(message, m.End):
+        if isinstance(message, m.Welcome):
+            LOG.info("session began", extra={"node": message.node_id, "epoch": message.epoch})
+        elif isinstance(message, m.End):
             self.last = message
-            LOG.info("ending a session", extra={"node": self.stream.node_id, "reason": message.reason, "detail": message.detail})
-        elif isinstance(message, m.Result) and message.status in ("refused", "retry"):
-            LOG.warning(
-                "inventory not applied",
-                extra={
-                    "node": self.stream.node_id,
-                    "status": message.status,
-                    "section": message.section,
-                    "reason": message.reason,
-                },
-            )
+            LOG.info("session ends", extra={"node": self.stream.node_id, "reason": message.reason, "detail": message.detail})
+        elif isinstance(message, m.Result):
+            self.registry.results[message.status] += 1
+            level = logging.WARNING if message.status in ("refused", "retry") else logging.INFO
+            facts = {"snapshot": message.snapshot_id, "section": message.section, "reason": message.reason}
+            LOG.log(level, f"inventory {message.status}", extra={"node": self.stream.node_id, **facts})

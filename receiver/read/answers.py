@@ -169,7 +169,7 @@ def _nodes(db: Connection, rows: Sequence[Row[Any]]) -> list[nodes_pb2.Node]:
             status=row.status,
             trust=row.trust,
             hostname=hostnames.get(row.applied_snapshot_id),
-            connected=row.connected,
+            connected=row.online,
             last_seen_at=_stamp(row.last_seen),
             collected_at=_stamp(row.collected_at),
             created_at=_stamp(row.created_at),

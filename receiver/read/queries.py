@@ -4,10 +4,11 @@ Pages: `limit` rows after a cursor; one row more is read to know whether there i
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import psycopg
-from sqlalchemy import ColumnElement, Engine, Row, Select, Table, create_engine, literal_column, select, tuple_
+from sqlalchemy import ColumnElement, Engine, Row, Select, Table, and_, create_engine, func, literal_column, select, tuple_
 from sqlalchemy.engine import Connection
 
 from receiver.read.tokens import ALL, Scope
@@ -22,6 +23,7 @@ from receiver.store.schema import (
 )
 
 PAGE_LIMIT = 1_000
+ONLINE = timedelta(minutes=5)  # ten status intervals
 # A transaction below this horizon has ended: nothing can appear behind a cursor that stays below it.
 HORIZON: ColumnElement[int] = literal_column("pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
 
@@ -70,9 +72,15 @@ def number(cursor: str) -> int | None:
 # ---- nodes
 
 
+def _nodes(scope: Scope) -> Select[Any]:
+    """Nodes, and whether each is `online`: `connected` may be left over from a receiver that was killed, `last_seen` tells."""
+    online = and_(nodes.c.connected, nodes.c.last_seen > func.now() - ONLINE).label("online")
+    return visible(select(nodes, online), nodes, scope)
+
+
 def node(db: Connection, scope: Scope, node_id: str) -> Row[Any]:
     """One node. Raises NotFound, also for a node of another tenant."""
-    found = db.execute(visible(select(nodes), nodes, scope).where(nodes.c.id == node_id)).first()
+    found = db.execute(_nodes(scope).where(nodes.c.id == node_id)).first()
     if found is None:
         raise NotFound(f"no node {node_id}")
     return found
@@ -82,7 +90,7 @@ def node_page(
     db: Connection, scope: Scope, pool_id: str | None, status: str | None, after: str, limit: int
 ) -> tuple[Sequence[Row[Any]], str | None]:
     """Nodes in the order of their ids, and the cursor of the next page."""
-    query = visible(select(nodes), nodes, scope).where(nodes.c.id > after).order_by(nodes.c.id).limit(limit + 1)
+    query = _nodes(scope).where(nodes.c.id > after).order_by(nodes.c.id).limit(limit + 1)
     if pool_id is not None:
         query = query.where(nodes.c.pool_id == pool_id)
     if status is not None:

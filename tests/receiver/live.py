@@ -48,7 +48,9 @@ async def serving(database: str, **settings: Any) -> AsyncIterator[Live]:
     """A receiver over `database` for the length of the block; it drains at the end."""
     with tempfile.TemporaryDirectory(prefix="bc-") as directory:
         sockets = {"listen_session": f"unix:{directory}/s", "listen_api": f"unix:{directory}/a"}
-        receiver = Receiver(Config(**{"database_connections": 3, "drain": 0.5, **sockets, **settings}), database)
+        receiver = Receiver(
+            Config(**{"database_connections": 3, "drain": 0.5, "metrics_listen": "", **sockets, **settings}), database
+        )
         live = Live(receiver, database)
         try:
             await receiver.start()

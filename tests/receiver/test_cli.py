@@ -37,7 +37,7 @@ def short() -> Iterator[Path]:
 
 
 def flags(directory: Path) -> list[str]:
-    return ["--listen-session", f"unix:{directory}/s", "--listen-api", f"unix:{directory}/a"]
+    return ["--listen-session", f"unix:{directory}/s", "--listen-api", f"unix:{directory}/a", "--metrics-listen", ""]
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def serving(*argv: object, **environ: str) -> Iterator[subprocess.Popen[str]]:
     try:
         assert process.stderr is not None
         line = process.stderr.readline()
-        assert "ready" in line, line + process.stderr.read()
+        assert "ready session=" in line or '"ready"' in line, line + process.stderr.read()
         yield process
     finally:
         process.kill()
@@ -136,6 +136,17 @@ def test_an_address_that_is_taken_is_said(database: str, short: Path) -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         code, _, err = ended("serve", "--database-url", database, "--listen-session", f"unix:{short}/s", "--listen-api", address)
     assert (code, address in err, "Traceback" in err) == (2, True, False)
+
+
+def test_a_unix_socket_that_is_answered_is_not_taken_over(database: str, short: Path) -> None:
+    with serving("--database-url", database, *flags(short)) as process:
+        code, _, err = ended("serve", "--database-url", database, *flags(short))
+        assert (code, f"unix:{short}/s: another process listens there" in err) == (2, True)
+        assert stop(process)[0] == 0
+    with socket.socket(socket.AF_UNIX) as left_over:  # by a receiver that was killed
+        left_over.bind(str(short / "s"))
+    with serving("--database-url", database, *flags(short)) as process:
+        assert stop(process)[0] == 0
 
 
 def test_starts_a_postgres_of_its_own_and_answers_and_stops(short: Path) -> None:

@@ -154,7 +154,6 @@ def test_nested_answers_are_drawn_below_headings() -> None:
         "snapshotId  inv_1",
         "",
         "gpus",
-        "error  -",
         "",
         "gpus.gpus",
         "uuid   vramBytes  mig",
@@ -162,6 +161,15 @@ def test_nested_answers_are_drawn_below_headings() -> None:
         "",
         "os",
         "hostname  [b]x",
+    ]
+
+
+def test_a_long_list_in_a_row_is_its_number() -> None:
+    links = [{"link": number} for number in range(18)]
+    assert shown({"gpus": [{"uuid": "GPU-1", "nvlinks": links}, {"uuid": "GPU-2", "nvlinks": links[:2]}]}).splitlines() == [
+        "uuid   nvlinks",
+        "GPU-1  18 entries",
+        "GPU-2  link=0 | link=1",
     ]
 
 

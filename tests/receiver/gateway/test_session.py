@@ -1,6 +1,7 @@
 """Streams over real gRPC, and a real Postgres below (SPEC A3, B1, B11)."""
 
 import asyncio
+import threading
 from typing import Any
 from unittest.mock import patch
 
@@ -389,6 +390,29 @@ async def test_a_lost_stream_is_written_as_ended(served: Live) -> None:
     await until("the stream to be gone", lambda: not served.receiver.registry.current)
     await beat(served.receiver.registry, served.receiver.jobs)
     assert row(served, daemon, "connected") == (False,)
+
+
+@live
+async def test_a_daemon_that_hangs_up_during_an_apply_has_it_applied_all_the_same(served: Live) -> None:
+    from receiver.apply import inventory
+
+    daemon, apply = served.daemon(), inventory.apply_inventory
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(tx: Connection, *arguments: Any) -> Any:
+        begun.set()
+        assert go_on.wait(10)
+        return apply(tx, *arguments)
+
+    await daemon.connect()
+    with patch("receiver.apply.inventory.apply_inventory", slow):
+        offering = asyncio.create_task(daemon.offer(BOTH))
+        await until("the apply", begun.is_set)
+        await daemon.close()
+        await asyncio.gather(offering, return_exceptions=True)
+        go_on.set()
+        await until("the apply's end", lambda: row(served, daemon, "applied_digest") == (daemon.digest,))
+    assert not served.receiver.registry.current
 
 
 @live

@@ -222,6 +222,14 @@ async def test_a_node_is_told_with_labels_conditions_and_reasons(served: Live) -
 
 
 @live
+async def test_a_session_left_over_from_a_killed_receiver_is_not_connected(served: Live) -> None:
+    node = (await reporting(served)).node_id
+    assert (await served.api("nodes.get", nodeId=node))["connected"] is True
+    served.rows("UPDATE nodes SET last_seen = now() - interval '6 minutes' RETURNING 1")
+    assert (await served.api("nodes.get", nodeId=node))["connected"] is False
+
+
+@live
 async def test_events_follow_a_cursor_and_a_filter(served: Live) -> None:
     daemon = await reporting(served, sections(2), sections(1))
     first = await served.api("events.list", nodeId=daemon.node_id, limit=2)
