@@ -3,11 +3,11 @@
 Run as a script by receiver.store.embedded (`python -I -S become.py PARENT-PID DIRECTORY PROGRAM ARGUMENT...`), so that
 nothing is done between fork and exec of the receiver, which has threads. Standard library only.
 
-Postgres refuses to run as root. Where the receiver is root, this process
-- enters a user namespace in which it is uid 1000 (for the kernel, and on disk, it is still root); or, where namespaces are
-  denied (some containers; BC_NO_USERNS=1 for tests),
-- becomes `postgres`, else `nobody`, owning DIRECTORY and keeping one capability, CAP_DAC_OVERRIDE, with which it can walk
-  through parents of mode 0700 and read the programs, whoever owns them. No mode of any parent is ever changed.
+Postgres refuses to run as root, and initdb as a user without a name. Where the receiver is one of these, this process
+- enters a user namespace in which it is `postgres`, else `nobody` (for the kernel, and on disk, it is who it was); or, where
+  namespaces are denied (some containers; BC_NO_USERNS=1 for tests) and it is root,
+- becomes that user, owning DIRECTORY and keeping one capability, CAP_DAC_OVERRIDE, with which it can walk through parents of
+  mode 0700 and read the programs, whoever owns them. No mode of any parent is ever changed.
 """
 
 import ctypes
@@ -22,7 +22,6 @@ CLONE_NEWUSER = 0x10000000
 PR_SET_PDEATHSIG, PR_SET_KEEPCAPS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE = 1, 8, 47, 2
 CAP_DAC_OVERRIDE = 1
 CAPABILITY_VERSION_3 = 0x20080522
-INSIDE = 1000
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -33,9 +32,11 @@ def _call(name: str, *arguments: object) -> None:
         raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
-def _enter_namespace(uid: int, gid: int) -> None:
+def _enter_namespace() -> None:
+    """As the unprivileged user there, whatever the ids outside are."""
+    (inside_uid, inside_gid), uid, gid = _unprivileged(), os.geteuid(), os.getegid()
     _call("unshare", CLONE_NEWUSER)
-    for name, line in (("setgroups", "deny"), ("uid_map", f"{INSIDE} {uid} 1"), ("gid_map", f"{INSIDE} {gid} 1")):
+    for name, line in (("setgroups", "deny"), ("uid_map", f"{inside_uid} {uid} 1"), ("gid_map", f"{inside_gid} {gid} 1")):
         Path("/proc/self", name).write_text(line)
 
 
@@ -46,7 +47,7 @@ def namespaces_allowed() -> bool:
     child = os.fork()
     if child == 0:
         try:
-            _enter_namespace(os.getuid(), os.getgid())
+            _enter_namespace()
         except OSError:
             os._exit(1)
         os._exit(0)
@@ -61,6 +62,13 @@ def _unprivileged() -> tuple[int, int]:
             continue
         return user.pw_uid, user.pw_gid
     return 65534, 65534
+
+
+def _named(uid: int) -> bool:
+    try:
+        return bool(pwd.getpwuid(uid).pw_name)
+    except KeyError:
+        return False
 
 
 def _own(directory: Path, uid: int, gid: int) -> None:
@@ -85,10 +93,11 @@ def _drop(uid: int, gid: int) -> None:
 def main(parent: int, directory: Path, command: list[str]) -> None:
     """Becomes the right user, ties this process to its parent, and is `command` from then on."""
     os.umask(0o077)
-    if os.geteuid() == 0 and namespaces_allowed():
-        _own(directory, 0, 0)
-        _enter_namespace(0, 0)
-    elif os.geteuid() == 0:
+    root = os.geteuid() == 0
+    if (root or not _named(os.geteuid())) and namespaces_allowed():
+        _own(directory, os.geteuid(), os.getegid())
+        _enter_namespace()
+    elif root:
         _own(directory, *_unprivileged())
         _drop(*_unprivileged())
     # After the change of user, which would reset it. SIGINT is Postgres's fast shutdown.
