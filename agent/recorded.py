@@ -11,6 +11,7 @@ host.json, every key optional (`bcd capture` writes it, agent/recorder.py):
      "cri": [{"digest": "sha256:...", "name": "registry/app:1", "bytes": 1234}]}   or {"error": 2}, an errno
 """
 
+import errno
 import json
 import math
 import os
@@ -43,7 +44,7 @@ class RecordedHost(Host):
     interfaces: Mapping[str, EthtoolInfo] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
     cri: tuple[CriImage, ...] = ()
-    cri_error: int = 0
+    cri_error: int = errno.ENOENT
 
     def stat(self, path: str, follow: bool = True) -> os.stat_result:
         """As Host.stat; the size is the recorded one where the bytes were not recorded."""
@@ -69,7 +70,7 @@ class RecordedHost(Host):
         return self.seconds
 
     def cri_images(self, socket: str) -> tuple[CriImage, ...]:
-        """The recorded images of the container runtime. Raises Unreadable when the recording says it did not answer."""
+        """The recorded images of the container runtime. Raises Unreadable when it did not answer, or was not there."""
         if self.cri_error:
             raise Unreadable(socket, self.cri_error)
         return self.cri
@@ -236,7 +237,9 @@ def _ethtool(facts: _Json, interface: str, entry: dict[str, object]) -> EthtoolI
 
 
 def _cri(facts: _Json) -> tuple[tuple[CriImage, ...], int]:
-    said = facts.value.get("cri", [])
+    said = facts.value.get("cri")
+    if said is None:
+        return (), errno.ENOENT
     if isinstance(said, dict):
         return (), facts.check("cri: error", said.get("error", 0), int)
     return tuple(_image(facts, facts.check("cri", entry, dict)) for entry in facts.get("cri", list, [])), 0

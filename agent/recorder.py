@@ -72,7 +72,7 @@ def _capture(directory: Path, redact: bool, host: Path | None, options: Options,
     facts, nvml, failed = _assemble(lines)
     if not facts:
         raise UserError(f"nothing was recorded: {said.strip() or f'no answer within {limit:g} s'}")
-    kmsg, refused = (_copied_kernel_log(host), 0) if host else _kernel_log()
+    kmsg, refused = _copied_kernel_log(host) if host else _kernel_log()
     if refused:
         facts.setdefault("errors", {})[_KMSG] = refused
     for name in ("proc", "sys"):  # a host that has nothing else is one all the same
@@ -194,9 +194,9 @@ def _kernel_log() -> tuple[bytes, int]:
     return b"".join(records), 0
 
 
-def _copied_kernel_log(host: Path) -> bytes:
+def _copied_kernel_log(host: Path) -> tuple[bytes, int]:
     log = host / "kmsg"
-    return log.read_bytes() if log.is_file() else b""
+    return log.read_bytes() if log.is_file() else b"", open_host(host).errors.get(_KMSG, 0)
 
 
 def _write(path: Path, value: object) -> None:

@@ -50,7 +50,13 @@ def test_a_bare_proc_names_its_kernel_by_the_version_banner(recorded: Path) -> N
     host = open_host(recorded)
     assert (host.uname().release, host.uname().machine) == ("5.14.0-427.el9.x86_64", "x86_64")
     assert host.uname().version == "#1 SMP PREEMPT_DYNAMIC"
-    assert (host.boot_id(), host.uname().hostname, host.cri_images("/s")) == ("unknown", "", ())
+    assert (host.boot_id(), host.uname().hostname) == ("unknown", "")
+
+
+def test_a_runtime_that_was_not_recorded_was_not_there(recorded: Path) -> None:
+    with pytest.raises(Unreadable) as caught:
+        open_host(recorded).cri_images("/run/c.sock")
+    assert caught.value.errno == errno.ENOENT
 
 
 def test_sysctl_files_win_over_the_banner(recorded: Path) -> None:

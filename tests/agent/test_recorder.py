@@ -177,7 +177,20 @@ def test_a_child_that_says_nothing_is_a_clear_error(tmp_path: Path, monkeypatch:
         capture(tmp_path / "out", redact=False)
 
 
+def test_a_kernel_log_that_could_not_be_read_then_is_named_again(tmp_path: Path) -> None:
+    source = make(tmp_path / "a")
+    (source / "host.json").write_text(json.dumps(FACTS | {"errors": {"/dev/kmsg": errno.EPERM}}))
+    capture(tmp_path / "b", redact=False, host_dir=source)
+    assert open_host(tmp_path / "b").errors == {"/dev/kmsg": errno.EPERM}
+
+
 # -- the doors
+
+
+def test_nothing_of_a_host_passes_the_recorder_by() -> None:
+    """What a collector may ask of a host and the recorder does not override would be missing in the recording."""
+    asked = {name for name, member in vars(Host).items() if callable(member) and not name.startswith("_")} - {"resolve", "walk"}
+    assert asked - set(vars(Recorder)) == set()
 
 
 class Notes:

@@ -99,7 +99,7 @@ def test_more_images_than_the_limit_are_named(tmp_path: Path) -> None:
 
 
 def test_images_are_sorted_by_source_digest_and_name(tmp_path: Path) -> None:
-    host = RecordedHost(root=tmp_path, cri=(CriImage("sha256:bb", "z", 1), CriImage("sha256:aa", "a", 2)))
+    host = RecordedHost(root=tmp_path, cri_error=0, cri=(CriImage("sha256:bb", "z", 1), CriImage("sha256:aa", "a", 2)))
     context(tmp_path, {f"{DIR}/a.raw": "x", f"{DIR}/b.raw": "x", f"{DIR}/a.raw.json": json.dumps({"digest": DIGEST})})
     found = collect(Context(Files(host), NoNvml(), options=Options(cri_socket="/run/c.sock")))
     assert [(i.source, i.name) for i in found.images] == [
@@ -112,7 +112,7 @@ def test_images_are_sorted_by_source_digest_and_name(tmp_path: Path) -> None:
 
 
 def test_a_runtime_that_is_not_configured_is_not_asked(tmp_path: Path) -> None:
-    host = RecordedHost(root=tmp_path, cri=(CriImage("sha256:bb", "z", 1),))
+    host = RecordedHost(root=tmp_path, cri_error=0, cri=(CriImage("sha256:bb", "z", 1),))
     assert not collect(Context(Files(host), NoNvml())).images
 
 
