@@ -113,9 +113,9 @@ def _run_child(request: str, limit: float) -> tuple[list[str], str]:
             out, said = child.communicate(timeout=_KILL_WAIT)
         except subprocess.TimeoutExpired as late:  # in uninterruptible sleep in a driver
             out, said = (late.output or b"").decode(), ""
-    except BaseException:
-        child.kill()
-        raise
+    finally:
+        if child.poll() is None:
+            child.kill()
     lines = out.splitlines(keepends=True)
     return [line for line in lines if line.endswith("\n")], said
 
