@@ -12,6 +12,7 @@ from receiver import ids
 from receiver.events import event
 from receiver.store.database import Connection
 from receiver.store.events import publish
+from receiver.store.nodes import lock_node
 from receiver.values import HelloFacts, SessionStart
 
 CHANNEL = "bc_sessions"
@@ -26,7 +27,7 @@ WITH old AS (
     SELECT id, epoch, boot_id, instance_id,
       epoch > 0 AND %(previous)s::bigint IS DISTINCT FROM epoch
         AND (boot_id, instance_id) IS DISTINCT FROM (%(boot)s, %(instance)s) AS alternation
-    FROM nodes WHERE id = %(node)s FOR NO KEY UPDATE),
+    FROM nodes WHERE id = %(node)s),
   node AS (
     UPDATE nodes n SET epoch = n.epoch + 1, session_trust_epoch = n.trust_epoch, connected = true, receiver_id = %(receiver)s,
       boot_id = %(boot)s, instance_id = %(instance)s, last_seen = now(), {_FACTS}
@@ -57,6 +58,7 @@ UPDATE sessions SET ended_at = now(), end_reason = %(reason)s WHERE node_id = %(
 def hello(tx: Connection, node_id: str, facts: HelloFacts, mint: ids.Mint = ids.mint) -> SessionStart:
     """Begins a session. A node that is not known is created in `facts.tenant_id`, and `node.joined` tells of it."""
     created = tx.execute(_CREATE, [node_id, facts.tenant_id]).rowcount == 1
+    lock_node(tx, node_id)
     row = tx.execute(_BEGIN, {"previous": facts.previous_epoch, **_arguments(node_id, facts)}).fetchone()
     assert row is not None  # just made sure of, and nodes are never deleted
     tenant, epoch, digest, plan_rev, alternation, _ = row

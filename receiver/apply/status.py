@@ -7,6 +7,7 @@ from receiver.planning.inventory import last_good
 from receiver.planning.missing import ClearMissing, SetMissing, plan_missing
 from receiver.store import status as store
 from receiver.store.database import Connection
+from receiver.store.nodes import lock_node
 from receiver.values import Status
 
 
@@ -18,7 +19,7 @@ def record_status(tx: Connection, node_id: str, epoch: int, status: Status) -> b
     """
     stored = store.load(tx, node_id)
     if stored.epoch == epoch and (_steps(stored, status) or _differs(stored, status)):
-        store.lock(tx, node_id)
+        lock_node(tx, node_id)
         stored = store.load(tx, node_id)
         if stored.epoch == epoch:
             store.write(tx, node_id, status, _steps(stored, status))

@@ -1,4 +1,4 @@
-"""A node's inventory in Postgres: one locking statement, one that loads, one that writes a plan."""
+"""A node's inventory in Postgres: lock, load in one statement, write a plan in one."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -13,12 +13,10 @@ from receiver.planning.diff import COMPARED
 from receiver.planning.inventory import AppendSnapshot, Baseline, Current, InventoryPlan, Publish, SetApplied, SetBaseline
 from receiver.store import missing
 from receiver.store.database import Connection
+from receiver.store.nodes import lock_node
 from receiver.values import Offer
 
-# Two statements, because after waiting for a lock a statement still sees other tables as they were when it began. What is
-# looked up by key stands in scalar subqueries: as a join, the planner may choose to read all sections of the tenant.
-_LOCK = "SELECT FROM nodes WHERE id = %s FOR NO KEY UPDATE"
-
+# What is looked up by key stands in scalar subqueries: as a join, the planner may choose to read all sections of the tenant.
 _LOAD = f"""
 SELECT n.tenant_id, n.pool_id, n.trust = 'tenant-controlled' OR n.session_trust_epoch < n.trust_epoch,
   n.applied_digest, n.applied_snapshot_id, n.latest_snapshot_id,
@@ -118,7 +116,7 @@ def load(tx: Connection, node_id: str, offer: Offer, sent: Collection[str]) -> L
         "sent": list(sent),
         "compared": list(COMPARED),
     }
-    tx.execute(_LOCK, [node_id], prepare=True)
+    lock_node(tx, node_id)
     row = tx.execute(_LOAD, arguments, prepare=True, binary=True).fetchone()
     if row is None:
         raise LookupError(f"no node {node_id}")

@@ -60,11 +60,6 @@ def load(tx: Connection, node_id: str) -> Stored:
     return Stored(epoch, Status(digest or "", collected, (), KernelLog(**log) if log else None, abandoned), current)
 
 
-def lock(tx: Connection, node_id: str) -> None:
-    """Holds the node's row until the transaction ends."""
-    tx.execute("SELECT FROM nodes WHERE id = %s FOR NO KEY UPDATE", [node_id])
-
-
 def write(tx: Connection, node_id: str, status: Status, steps: Sequence[SetMissing | ClearMissing]) -> None:
     """Writes the steps, and the node's columns where they differ, in one statement."""
     arguments = {
