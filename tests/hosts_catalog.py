@@ -102,17 +102,20 @@ def swap_disk(directory: Path, name: str) -> None:
     """Another disk of the same model stands in the bay of NVMe disk `name`: other serial, EUI and NGUID, same place and name."""
     root = directory / "root"
     disk = (root / f"sys/block/{name}").resolve()
-    controller = (disk / "device").resolve()
-    serial, wwid = (controller / "serial").read_text().strip(), (disk / "wwid").read_text().strip()
-    new_serial = serial[:-4] + ("SWAP" if not serial.endswith("SWAP") else "PAWS")
-    for path in (disk / "wwid", disk / "nguid", disk / "eui"):
-        _edit_if_there(path, _next_identity)
+    above = (disk / "device").resolve()  # the controller; with multipath the subsystem, which has links to its controllers
+    controllers = [above, *(path.resolve() for path in above.glob("nvme[0-9]*") if path.is_symlink())]
+    serial, wwid = (above / "serial").read_text().strip(), (disk / "wwid").read_text().strip()
+    new_serial = _next_serial(serial)
+    for path in (path for folder in controllers for namespace in folder.glob("nvme*n[0-9]*") for path in namespace.iterdir()):
+        if path.name in ("wwid", "nguid", "eui"):
+            _edit(path, _next_identity)
 
     def replaced(text: str) -> str:
         return text.replace(serial, new_serial).replace(wwid, _next_identity(wwid))
 
-    for path in [controller / "serial", controller / "subsysnqn", *_udev_files(root, serial)]:
-        _edit(path, replaced)
+    names = [folder / name for folder in controllers for name in ("serial", "subsysnqn")]
+    for path in [*names, *_udev_files(root, serial)]:
+        _edit_if_there(path, replaced)
     for link in (root / "dev/disk/by-id").glob("*"):
         if replaced(link.name) != link.name:
             link.rename(link.with_name(replaced(link.name)))
@@ -268,6 +271,12 @@ def _swap_udev(root: Path, first: str, second: str, renamed: Callable[[str], str
 
 def _udev_files(root: Path, serial: str) -> list[Path]:
     return [path for path in (root / "run/udev/data").glob("b*") if serial in path.read_text()]
+
+
+def _next_serial(serial: str) -> str:
+    """`S64HNE0F657BADF` becomes `S64HNE0F657SW01`, that `...SW02`."""
+    count = int(serial[-2:]) + 1 if re.search(r"SW\d\d$", serial) else 1
+    return f"{serial[:-4]}SW{count % 100:02}"
 
 
 def _next_identity(text: str) -> str:
