@@ -55,7 +55,6 @@ def collect(ctx: Context) -> pb.GpusSection:
             finally:
                 ctx.nvml.close()
         except NvmlError as error:
-            section.ClearField("gpus")
             section.error.CopyFrom(_failure(error))
     section.gpus.extend(_known(ctx, section))
     _driver(ctx.files, section.driver)

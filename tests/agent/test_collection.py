@@ -60,7 +60,7 @@ def use(monkeypatch: pytest.MonkeyPatch, driver: Stub) -> Stub:
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file of code that runs in the child before anything else (sitecustomize), to put faults into it."""
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"), prepend=os.pathsep)
     (tmp_path / "site").mkdir()
     return tmp_path / "site/sitecustomize.py"
 
@@ -214,11 +214,14 @@ def test_what_a_library_prints_does_not_reach_the_frames(host: Path, plugin: Pat
     assert len(collected.sections) == 7
 
 
-def test_a_worker_that_floods_standard_error_neither_blocks_nor_eats_memory(host: Path, plugin: Path) -> None:
+def test_a_worker_that_floods_standard_error_neither_blocks_nor_eats_memory(
+    host: Path, plugin: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     code = "import os; [os.write(2, b'y' * 65536) for _ in range(200)]; os.write(2, b'\\nthe end\\n'); os._exit(9)"
     plugin.write_text(BREAK.format(section="os", code=code))
     (failed,) = collect(ALL, host).failed
     assert failed.message == "the worker ended with exit code 9: the end"
+    assert len(caplog.text) < 20_000
 
 
 # -- hangs

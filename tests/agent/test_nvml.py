@@ -172,9 +172,11 @@ def test_the_oldest_forms_are_called_where_the_newer_ones_are_missing(
 
 def test_a_damaged_text_is_replaced_and_one_of_all_ones_is_absent(host: Path, tmp_path: Path) -> None:
     extra = b"nvmlDeviceGetSerial/0\t0\t\xff\xff\xff\xff\nnvmlDeviceGetBoardPartNumber/0\t0\t692-\xfe-000\n"
+    extra += b"nvmlDeviceGetNvLinkRemotePciInfo_v2/0/0\t0\t\xff\xfe\n"
     gpu = section(host, stub(tmp_path, full(), extra=extra)).gpus[0]
     assert not gpu.HasField("serial")
     assert gpu.board_part_number == "692-\ufffd-000"
+    assert gpu.nvlinks[0] == pb.NvLink(link=0, active=True, peer_type="switch")
 
 
 def test_an_error_that_this_pynvml_does_not_know_is_a_failure(host: Path, tmp_path: Path) -> None:

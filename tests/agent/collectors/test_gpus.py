@@ -173,6 +173,7 @@ def test_pcie_width_is_the_lower_of_the_gpus_and_its_slots(tmp_path: Path) -> No
     assert of(tmp_path / "a", full()).gpus[0].pcie_max == pb.PcieLink(generation=5, width=16)
     assert of(tmp_path / "b", full(), slot_width=8).gpus[0].pcie_max.width == 8
     assert of(tmp_path / "c", full(), slot_width=255).gpus[0].pcie_max.width == 16  # a port that does not know
+    assert of(tmp_path / "e", full(), slot_width=0).gpus[0].pcie_max.width == 16
     assert first(tmp_path / "d", maxPcieWidth=4).pcie_max.width == 4
 
 
@@ -281,7 +282,8 @@ def test_an_answer_of_another_type_is_absent_and_fails_nothing(tmp_path: Path, a
     nvml = full()
     device = nvml["devices"][0]
     nvml["devices"][0] = dict.fromkeys(device, answer) | {"uuid": device["uuid"], "pci": device["pci"]}
-    message = of(tmp_path, nvml)
+    host = open_host(record(tmp_path / "host", full()))
+    message = collect_gpus(Context(Files(host), RecordedNvml(nvml)))
     assert [gpu.uuid for gpu in message.gpus] == list(UUIDS)
     encode(message)
 
@@ -494,9 +496,11 @@ def test_a_known_gpu_whose_slot_has_another_gpu_now_is_not_lost(tmp_path: Path) 
 
 
 def test_a_known_gpu_that_moved_to_another_slot_is_listed_once(tmp_path: Path) -> None:
+    nvml = full()
+    del nvml["devices"][1]
     old = known()[0]
     old.bus_id = "00000000:3B:00.0"
-    assert [gpu.state for gpu in of(tmp_path, full(), (old,)).gpus] == ["ok", "ok"]
+    assert [(gpu.uuid, gpu.state) for gpu in of(tmp_path, nvml, (old,)).gpus] == [(UUIDS[0], "ok")]
 
 
 # -- identity is read twice
