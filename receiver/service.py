@@ -16,6 +16,7 @@ from pathlib import Path
 from receiver import metrics
 from receiver.apply.session import CHANNEL as SESSION_CHANNEL
 from receiver.config import Config, check_listeners
+from receiver.errors import DatabaseError
 from receiver.gateway.heartbeat import beat, beat_forever
 from receiver.gateway.jobs import Jobs
 from receiver.gateway.listener import Listener
@@ -25,27 +26,29 @@ from receiver.gateway.session import Sessions
 from receiver.read.api import EVENTS_CHANNEL, Api
 from receiver.read.queries import open_engine
 from receiver.store import database, embedded
+from receiver.store.embedded import EmbeddedPostgres
 
 LOG = logging.getLogger("receiver")
+LOOK_EVERY = 1.0  # seconds: how soon it is seen that the embedded server is gone
 DATABASE = "better_compute"  # its name in the embedded server
 
 
 @contextlib.contextmanager
-def database_of(config: Config) -> Iterator[str]:
-    """The URL of the database to use, with its schema; an embedded server runs as long as the block.
+def database_of(config: Config) -> Iterator[tuple[str, EmbeddedPostgres | None]]:
+    """The URL of the database to use, with its schema; an embedded server, which runs as long as the block.
 
     To be entered in the main thread: the embedded server dies with the thread that started it. Raises DatabaseError.
     """
     if config.database_url:
         if config.database_migrate:
             database.migrate(config.database_url)
-        yield config.database_url
+        yield config.database_url, None
         return
     with embedded.start(Path(config.data_dir)) as server:
         database.create_database(server.url(), DATABASE)
         url = server.url(DATABASE)
         database.migrate(url)
-        yield url
+        yield url, server
 
 
 def migrate(config: Config) -> tuple[int | None, int]:
@@ -60,11 +63,11 @@ def migrate(config: Config) -> tuple[int | None, int]:
 def serve(config: Config) -> None:
     """Runs the receiver until SIGTERM or SIGINT. Raises ReceiverError for what a person has to mend."""
     check_listeners(config)
-    with database_of(config) as url:
-        asyncio.run(_serve(config, url))
+    with database_of(config) as (url, server):
+        asyncio.run(_serve(config, url, server))
 
 
-async def _serve(config: Config, url: str) -> None:
+async def _serve(config: Config, url: str, server: EmbeddedPostgres | None) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -74,12 +77,21 @@ async def _serve(config: Config, url: str) -> None:
         await receiver.start()
         LOG.info("ready", extra={"session": config.listen_session, "api": config.listen_api, "database": database.shown(url)})
         notify_systemd("READY=1")
-        await stop.wait()
+        while not await _set_within(stop, LOOK_EVERY):
+            if server is not None and server.process.poll() is not None:
+                happened = f"it ended by itself with {server.process.returncode}"
+                raise DatabaseError("run the embedded Postgres", happened, f"see {server.directory}/log")
         LOG.info("draining", extra={"streams": len(receiver.registry.current)})
         notify_systemd("STOPPING=1")
     finally:
         await receiver.stop()
     LOG.info("stopped")
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+    return event.is_set()
 
 
 class Receiver:

@@ -202,7 +202,7 @@ def _again(machine: Machine, hello: m.Hello, now: float) -> Actions:
 def _bad(machine: Machine, event: Bad, now: float) -> Actions:
     if event.limit:
         machine.met(event.limit)
-    return machine.end(m.End("bad-message", None, event.detail))
+    return machine.end(m.End("bad-message", None, event.detail, event.limit.code if event.limit else "INVALID_ARGUMENT"))
 
 
 def _leave(machine: Machine, event: Leave, now: float) -> Actions:
@@ -226,7 +226,7 @@ def _failed(machine: Machine, event: Failed, now: float) -> Actions:
 def _report(machine: Machine, report: m.Report, now: float) -> Actions:
     wait = machine.over(machine.rates.reports, now)
     if wait:
-        return machine.end(m.End("bad-message", wait, machine.rates.reports.limit.text()))
+        return machine.end(m.End("bad-message", wait, limits.REPORTS.text(), limits.REPORTS.code))
     reported = report.status.digest
     ask = reported and machine.upload is None and not same_digest(reported, machine.applied)
     return (Judge(report.status), *((m.Request(offer=True),) if ask else ()))

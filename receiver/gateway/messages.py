@@ -67,11 +67,15 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The last message of a stream. `retry_after` in seconds; `detail` is for a person."""
+    """The last message of a stream. `retry_after` in seconds; `detail` is for a person.
+
+    `code`: the stream's gRPC status where that is not OK, as for what is over a limit.
+    """
 
     reason: EndReason
     retry_after: float | None = None
     detail: str = ""
+    code: str = "OK"
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,8 @@ class _Conversation:
             LOG.info("session began", extra={"node": message.node_id, "epoch": message.epoch})
         elif isinstance(message, m.End):
             self.last = message
+            self.context.set_code(grpc.StatusCode[message.code])
+            self.context.set_details(message.detail)
             LOG.info("session ends", extra={"node": self.stream.node_id, "reason": message.reason, "detail": message.detail})
         elif isinstance(message, m.Result):
             self.registry.results[message.status] += 1

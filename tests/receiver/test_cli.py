@@ -165,6 +165,16 @@ def test_starts_a_postgres_of_its_own_and_answers_and_stops(short: Path) -> None
         assert stop(process)[0] == 0
 
 
+def test_ends_when_its_own_postgres_does(short: Path) -> None:
+    data = short / "data"
+    with serving("--data-dir", data, *flags(short)) as process:
+        os.kill(int((data / "data" / "postmaster.pid").read_text().split()[0]), signal.SIGQUIT)
+        _, rest = process.communicate(timeout=30)
+        assert process.returncode == 2
+        assert "embedded Postgres" in rest
+        assert "Traceback" not in rest
+
+
 def test_drains_open_calls_on_sigterm(database: str, short: Path) -> None:
     with serving("--database-url", database, *flags(short)) as process, grpc.insecure_channel(f"unix:{short}/a") as channel:
         watch = channel.unary_stream("/bettercompute.control.v1.EventsService/Watch", bytes, bytes)(b"")

@@ -273,6 +273,8 @@ def test_a_message_over_a_limit_ends_the_session_naming_it(case: dict[str, int],
             assert over.end is not None
             assert over.end.reason == wire.SESSION_END_REASON_BAD_MESSAGE
             assert words in over.end.detail
+            assert over.code is not None
+            assert over.end.detail.startswith(over.code.name), "the stream's status says it too"
             assert [name for name in served.receiver.registry.met if name in words], "it is counted"
 
     asyncio.run(main())

@@ -1,0 +1,112 @@
+"""Bytes of the wire to values: everything of session.proto that the gateway reads, and what it makes of nonsense."""
+
+from datetime import UTC, datetime
+
+import pytest
+from bettercompute.agent.v1 import session_pb2 as pb
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from receiver import values
+from receiver.gateway import messages as m
+from receiver.gateway.codec import END_REASONS, RESULTS, BadMessage, decode, encode
+from receiver.gateway.limits import LIMITS, OverLimit
+
+NOW = datetime(2026, 11, 29, 16, 20, 1, 250_000, tzinfo=UTC)
+STAMP = Timestamp(seconds=int(NOW.timestamp()), nanos=250_000_000)
+
+
+def decoded(**message: object) -> m.FromNode:
+    return decode(pb.SessionRequest(**message).SerializeToString())  # type: ignore[arg-type]
+
+
+def test_hello_is_read_whole() -> None:
+    driver = pb.Driver(id="libvirt-kvm", version="9.0", kinds=["vm"])
+    hello = pb.Hello(
+        protocol_version="0.3",
+        daemon_version="0.1.0",
+        boot_id="b",
+        instance_id="i",
+        previous_epoch=0,
+        sent_at=STAMP,
+        drivers=[driver],
+        capabilities=["nvml"],
+        digest="d",
+    )
+    drivers = (values.Driver("libvirt-kvm", "9.0", ("vm",)),)
+    assert decoded(hello=hello) == m.Hello("0.3", "0.1.0", "b", "i", 0, NOW, drivers, ("nvml",), "d")
+    assert decoded(hello=pb.Hello()) == m.Hello("", "", "", ""), "no epoch is not epoch 0"
+
+
+def test_a_report_is_read_whole() -> None:
+    report = pb.StatusReport(
+        seq=4,
+        sent_at=STAMP,
+        digest="d",
+        collected_at=STAMP,
+        missing=[pb.MissingSection(name="gpus", error="settling")],
+        kernel_log=pb.KernelLog(available=True, lost_records=2, unattributed=3, overflow=4),
+        abandoned_workers=1,
+    )
+    log = values.KernelLog(True, False, 2, 3, 4)
+    status = values.Status("d", NOW, (values.Missing("gpus", "settling"),), log, 1)
+    assert decoded(status_report=report) == m.Report(4, NOW, status)
+    assert decoded(status_report=pb.StatusReport()) == m.Report(0, None, values.Status(""))
+
+
+def test_an_offer_and_a_chunk_are_read_whole() -> None:
+    section = pb.SectionOffer(name="os", schema_version=1, hash="h", size=3)
+    offer = pb.InventoryOffer(digest="d", sections=[section], collected_at=STAMP, boot_id="b", trigger="boot")
+    expected = values.Offer("d", (values.SectionRef("os", 1, "h", 3),), (), NOW, "b", "boot")
+    assert decoded(inventory_offer=offer) == expected
+    chunk = pb.InventorySections(digest="d", name="os", data=b"x", last=True)
+    assert decoded(inventory_sections=chunk) == m.Chunk("d", "os", b"x", True)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x9a\x3f\x03abc", pb.SessionRequest(command_result=pb.CommandResult()).SerializeToString()]
+)
+def test_what_has_no_reader_is_ignored(data: bytes) -> None:
+    assert decode(data) == m.Ignored()
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"\x0a\xff\xff\xff\xff\x0f", b"GET / HTTP/1.1\r\n\r\n"])
+def test_bytes_that_are_no_message_are_bad(data: bytes) -> None:
+    with pytest.raises(BadMessage, match="SessionRequest"):
+        decode(data)
+
+
+@pytest.mark.parametrize("seconds", [10**15, -(10**15)])
+def test_a_time_of_no_calendar_is_bad_and_named(seconds: int) -> None:
+    report = pb.StatusReport()
+    report.sent_at.seconds = seconds
+    with pytest.raises(BadMessage, match=r"StatusReport\.sent_at"):
+        decoded(status_report=report)
+
+
+def test_the_text_limit_counts_bytes() -> None:
+    condition = pb.Condition(type="C", message="é" * 1025)
+    with pytest.raises(OverLimit, match="2050, at most 2048"):
+        decoded(status_report=pb.StatusReport(conditions=[condition]))
+
+
+def test_messages_to_bcd_are_written_whole() -> None:
+    welcome = encode(m.Welcome("node_1", 7, 30.0, "d"), NOW).welcome
+    assert (welcome.node_id, welcome.epoch, welcome.applied_digest, welcome.now) == ("node_1", 7, "d", STAMP)
+    assert welcome.status_interval == Duration(seconds=30)
+    assert (welcome.limits.chunk_bytes, welcome.limits.message_bytes) == (1 << 20, 4 << 20)
+    request = encode(m.Request(True, ("os",), "d"), NOW).inventory_request
+    assert request == pb.InventoryRequest(offer=True, sections=["os"], digest="d")
+    result = encode(m.Result("d", "refused", "os", "why", 1.5, "inv_1"), NOW).inventory_result
+    assert (result.status, result.section, result.reason) == (pb.INVENTORY_STATUS_REFUSED, "os", "why")
+    assert (result.retry_after.ToTimedelta().total_seconds(), result.snapshot_id) == (1.5, "inv_1")
+    assert not encode(m.Result("d", "applied"), NOW).inventory_result.HasField("retry_after")
+
+
+def test_every_reason_and_status_of_the_protocol_can_be_said() -> None:
+    assert {*END_REASONS.values(), pb.SESSION_END_REASON_UNSPECIFIED} == set(pb.SessionEndReason.values())
+    assert {*RESULTS.values(), pb.INVENTORY_STATUS_UNSPECIFIED} == set(pb.InventoryStatus.values())
+
+
+def test_every_limit_has_a_name_of_its_own() -> None:
+    assert len({limit.name for limit in LIMITS}) == len(LIMITS)

@@ -1,0 +1,129 @@
+"""What a receiver remembers of its streams, and the rates."""
+
+import asyncio
+
+import pytest
+
+from receiver.gateway import limits
+from receiver.gateway.limits import Bucket, Limit, OverLimit
+from receiver.gateway.registry import Registry
+from receiver.values import Status
+
+SLOW = Limit("things an hour", 12, "RESOURCE_EXHAUSTED", 3600.0, 3)
+
+
+def test_a_bucket_gives_its_burst_and_then_its_rate() -> None:
+    bucket = Bucket(SLOW)
+    assert [bucket.take(100.0) for _ in range(4)] == [0.0, 0.0, 0.0, 300.0]
+    assert bucket.take(250.0) == pytest.approx(150.0), "what was refused took nothing"
+    assert bucket.take(400.0) == 0.0
+    assert bucket.take(400.0) > 0
+
+
+def test_a_bucket_never_gives_more_than_its_burst() -> None:
+    bucket = Bucket(SLOW)
+    assert bucket.take(1e9, 4) == 3600.0
+    assert bucket.take(1e9, 3) == 0.0
+
+
+def test_a_clock_that_stands_still_or_goes_back_gives_nothing() -> None:
+    bucket = Bucket(SLOW)
+    bucket.take(1000.0, 3)
+    assert bucket.take(0.0) > 0
+    assert bucket.take(1000.0) > 0
+
+
+class World:
+    """A registry at a time of its own."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.registry = Registry(lambda: self.now, lambda: 0.5)
+
+
+def test_an_older_stream_is_told_and_a_late_older_one_too() -> None:
+    async def main() -> None:
+        world = World()
+        first, second = world.registry.admit("node"), world.registry.admit("node")
+        world.registry.begun(second, 2, 0)
+        world.registry.begun(first, 1, 0)  # its epoch was taken before, its answer came later
+        assert first.leave.result().end.reason == "superseded"
+        assert not second.leave.done()
+        world.registry.left(first, "superseded")
+        assert world.registry.current == {"node": second}
+
+    asyncio.run(main())
+
+
+def test_a_notification_ends_older_epochs_only() -> None:
+    async def main() -> None:
+        registry = World().registry
+        stream = registry.admit("node")
+        registry.begun(stream, 5, 0)
+        registry.taken("node", 5)
+        registry.taken("other", 9)
+        assert not stream.leave.done()
+        registry.taken("node", 6)
+        assert stream.leave.done()
+
+    asyncio.run(main())
+
+
+def test_handshakes_in_progress_are_limited_and_freed_by_hello_and_by_leaving() -> None:
+    async def main() -> None:
+        registry = World().registry
+        streams = [registry.admit(f"node{number}") for number in range(limits.HANDSHAKES.most)]
+        with pytest.raises(OverLimit, match="handshakes in progress"):
+            registry.admit("one more")
+        assert registry.met[limits.HANDSHAKES.name] == 1
+        registry.begun(streams[0], 1, 0)
+        registry.left(streams[1], "lost")
+        registry.admit("a")
+        registry.admit("b")
+        with pytest.raises(OverLimit):
+            registry.admit("c")
+
+    asyncio.run(main())
+
+
+def test_a_report_is_news_when_it_or_the_nodes_plan_differs() -> None:
+    async def main() -> None:
+        registry = World().registry
+        stream = registry.admit("node")
+        registry.begun(stream, 1, 7)
+        assert stream.is_news(Status("a")), "the first of a session is judged"
+        stream.judged = (Status("a"), 7)
+        assert not stream.is_news(Status("a"))
+        assert stream.is_news(Status("b"))
+        registry.touched({"node": 8, "unknown": 1})
+        assert stream.is_news(Status("a"))
+
+    asyncio.run(main())
+
+
+def test_the_rates_of_a_node_outlive_its_stream_until_nothing_is_owed() -> None:
+    async def main() -> None:
+        world = World()
+        stream = world.registry.admit("node")
+        world.registry.rates["node"].offers.take(0.0, 6)
+        world.registry.left(stream, "lost")
+        world.registry.forget()
+        assert world.registry.rates["node"].offers.take(0.0) > 0
+        world.now = 3600.0
+        world.registry.forget()
+        assert world.registry.rates == {}
+
+    asyncio.run(main())
+
+
+def test_only_sessions_that_began_are_written_as_ended() -> None:
+    async def main() -> None:
+        registry = World().registry
+        one, two = registry.admit("one"), registry.admit("two")
+        registry.begun(one, 3, 0)
+        registry.left(one, "lost")
+        registry.left(two, "bad-message")
+        assert registry.gone == [("one", 3, "lost")]
+        assert (registry.streams, registry.greeting, registry.current) == ({}, set(), {})
+
+    asyncio.run(main())
