@@ -151,7 +151,7 @@ def swap_disk_names(directory: Path, a: str, b: str) -> None:
 
 
 def new_boot(directory: Path) -> None:
-    """The host was rebooted: another boot id, uptime and event counters from the start, an empty kernel log."""
+    """The host was rebooted: another boot id, uptime and counters from the start, a kernel log without faults."""
     facts = _facts(directory)
     before = facts.get("bootId", "00000000-0000-4000-8000-000000000000")
     boot = before[:-4] + f"{(int(before[-4:], 16) + 1) & 0xFFFF:04x}"
@@ -163,8 +163,9 @@ def new_boot(directory: Path) -> None:
     _edit_if_there(directory / "root/proc/uptime", lambda _: "61.50 3020.44\n")
     _edit_if_there(directory / "root/sys/kernel/uevent_seqnum", lambda _: "9120\n")
     if (directory / "kmsg").exists():
-        records = (directory / "kmsg").read_text().splitlines(keepends=True)
-        (directory / "kmsg").write_text("".join(line for line in records if "Xid" not in line))
+        lines = (directory / "kmsg").read_text().splitlines(keepends=True)
+        fault = next((number for number, line in enumerate(lines) if "NVRM: GPU at PCI:" in line or "NVRM: Xid" in line), None)
+        (directory / "kmsg").write_text("".join(lines[:fault]))
 
 
 def move_telemetry(directory: Path, seed: int) -> None:
