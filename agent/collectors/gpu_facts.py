@@ -29,7 +29,10 @@ _ARCHITECTURES = {
 }  # fmt: skip
 _COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
 _VIRTUALIZATION = {0: "none", 1: "passthrough", 2: "vgpu", 3: "host-vgpu", 4: "host-vsga"}
-_RECOVERY = {0: "none", 1: "gpu-reset", 2: "node-reboot", 3: "drain-p2p", 4: "drain-and-reset"}
+_RECOVERY = {
+    0: "none", 1: "gpu-reset", 2: "node-reboot", 3: "drain-p2p", 4: "drain-and-reset",
+    5: "recover-imex-domain", 6: "bus-reset", 7: "system-reboot",
+}  # fmt: skip
 _PEERS = {0: "gpu", 1: "ibm-npu", 2: "switch"}
 _FABRIC_STATES = {1: "not-started", 2: "in-progress", 3: "completed"}  # 0 is not supported
 _COMPLETED = 3

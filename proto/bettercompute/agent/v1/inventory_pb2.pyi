@@ -1177,7 +1177,9 @@ class Gpu(_message.Message):
     confidential_compute: _builtins.str
     """"off", "on", "devtools" """
     recovery_action: _builtins.str
-    """"none", "gpu-reset", "node-reboot", "drain-p2p", "drain-and-reset", or "unknown-<n>" """
+    """"none", "gpu-reset", "node-reboot", "drain-p2p", "drain-and-reset", "recover-imex-domain", "bus-reset", "system-reboot", or
+    "unknown-<n>"
+    """
     state: _builtins.str
     """"ok", "lost" """
     assigned: _builtins.bool
