@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from agent.nvml import PynvmlNvml
 from agent.recorded import RecordedHost, RecordedNvml, open_host, open_nvml
 from agent.recorder import capture
 from agent.recording import Recorder, RecordingNvml, record
+from agent.redaction import placeholder, redact_directory
 from tests.agent.collectors.tree import Content, Link, plant
 from tests.hosts_catalog import HOSTS
 
@@ -148,6 +150,37 @@ def test_a_recording_of_each_recorded_host_is_that_host(tmp_path: Path, name: st
         (tmp_path / "nvml.json").write_text(json.dumps(nvml))
     assert hashes(tmp_path) == hashes(source)
     assert open_host(tmp_path).uname() == open_host(source).uname()
+    redact_directory(tmp_path, key=b"k")
+    before, after = fields(source), fields(tmp_path)
+    assert [name for name, _ in before] == [name for name, _ in after]
+    assert {name for name, value in before if value not in {v for n, v in after if n == name}} <= NAMES
+    kept = {value for name, value in before if name in NAMES - {"name", "model"} and (name, value) in after}
+    assert all(placeholder(value) for value in kept), kept
+
+
+# What redaction may change: fields that name a machine or a part; an interface is named by its MAC, and a cloud's disk has its
+# model as its serial.
+NAMES = {
+    "serial",
+    "uuid",
+    "product_uuid",
+    "hostname",
+    "wwn",
+    "permanent_mac",
+    "node_guid",
+    "guid",
+    "cluster_uuid",
+    "name",
+    "model",
+}
+
+
+def fields(directory: Path) -> list[tuple[str, str]]:
+    """Every text, number and flag of a host's sections as `field: value`, sorted: redaction moves disks in their list."""
+    host, nvml = open_host(directory), open_nvml(directory)
+    text = "".join(str(collect(name, host, nvml, options=OPTIONS)) for name in COLLECTORS)
+    found = re.findall(r'(\w+): (?:"((?:[^"\\]|\\.)*)"|(\S+))', text)
+    return sorted((name, quoted or plain) for name, quoted, plain in found)
 
 
 def hashes_without_gpus(directory: Path) -> dict[str, str]:
