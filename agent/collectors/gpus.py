@@ -88,9 +88,11 @@ def _ask(ctx: Context, section: pb.GpusSection, failures: set[str]) -> list[pb.G
             _again(device, gpu)
     gpus = []
     by_bus = {function.bus_id: function for function in section.pci_functions}
+    answering = {gpu.uuid for _, gpu in listed if gpu.state == "ok"}
+    known = [gpu for gpu in ctx.known if gpu.uuid not in answering]  # those that moved to another slot are not lost in the old
     for device, gpu in listed:
         if gpu.state == "lost":
-            gpu = _remembered(_same(ctx.known, gpu) or gpu, "lost")
+            gpu = _remembered(_same(known, gpu) or gpu, "lost")
         if not gpu.uuid and gpu.state == "lost":
             failures |= device.failures
             continue

@@ -503,6 +503,16 @@ def test_a_known_gpu_that_moved_to_another_slot_is_listed_once(tmp_path: Path) -
     assert [(gpu.uuid, gpu.state) for gpu in of(tmp_path, nvml, (old,)).gpus] == [(UUIDS[0], "ok")]
 
 
+def test_a_lost_gpu_is_not_taken_for_one_that_moved_from_its_slot(tmp_path: Path) -> None:
+    nvml = full()
+    moved = known()[0]
+    moved.bus_id = "00000000:3B:00.0"
+    nvml["devices"][1]["uuid"] = {"error": "UNKNOWN"}  # its bus id can be read, its UUID cannot
+    message = of(tmp_path, nvml, (moved,))
+    assert [(gpu.uuid, gpu.state) for gpu in message.gpus] == [(UUIDS[0], "ok")]
+    assert [u.path for u in message.unreadable] == ["nvmlDeviceGetUUID"]
+
+
 # -- identity is read twice
 
 
