@@ -69,7 +69,10 @@ def cell(value: Any, now: datetime, key: str = "") -> str:
         return "yes" if value else "no"
     if isinstance(value, Mapping):
         named = {name: cell(one, now, name) for name, one in value.items() if one not in (None, "", [], {})}
-        return " ".join(f"{name}={text}" for name, text in named.items()) or "-"
+        bare = [
+            f"{name}=({text})" if isinstance(value[name], Mapping | list) else f"{name}={text}" for name, text in named.items()
+        ]
+        return " ".join(bare) or "-"
     if isinstance(value, list):
         nested = any(isinstance(one, Mapping) for one in value)
         if nested and len(value) > INLINE:

@@ -173,6 +173,14 @@ def test_a_long_list_in_a_row_is_its_number() -> None:
     ]
 
 
+def test_what_is_nested_in_a_cell_is_in_brackets() -> None:
+    change = {"type": "disk.replaced", "before": {"serial": "A", "tags": ["x", "y"]}}
+    assert shown({"changes": [{"payload": {"changes": [change], "digest": None}}]}).splitlines() == [
+        "payload",
+        "changes=(type=disk.replaced before=(serial=A tags=(x, y)))",
+    ]
+
+
 def test_json_and_yaml_say_the_same_in_the_same_order() -> None:
     read = json.loads(shown(SNAPSHOTS, "json"))
     assert read == yaml.safe_load(shown(SNAPSHOTS, "yaml")) == SNAPSHOTS
