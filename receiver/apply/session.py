@@ -6,13 +6,12 @@ Channel `bc_sessions`, payload `<nodeId> <epoch>`: every stream of that node wit
 from collections.abc import Sequence
 from typing import Any
 
-from psycopg.types.json import Jsonb
-
 from receiver import ids
 from receiver.events import event
 from receiver.store.database import Connection
 from receiver.store.events import publish
 from receiver.store.nodes import lock_node
+from receiver.store.words import jsonb, text
 from receiver.values import HelloFacts, SessionStart
 
 CHANNEL = "bc_sessions"
@@ -59,12 +58,14 @@ def hello(tx: Connection, node_id: str, facts: HelloFacts, mint: ids.Mint = ids.
     """Begins a session. A node that is not known is created in `facts.tenant_id`, and `node.joined` tells of it."""
     created = tx.execute(_CREATE, [node_id, facts.tenant_id]).rowcount == 1
     lock_node(tx, node_id)
-    row = tx.execute(_BEGIN, {"previous": facts.previous_epoch, **_arguments(node_id, facts)}).fetchone()
+    # An epoch that no bigint holds was never one of ours.
+    previous = facts.previous_epoch if facts.previous_epoch is None or facts.previous_epoch < 1 << 63 else None
+    row = tx.execute(_BEGIN, {"previous": previous, **_arguments(node_id, facts)}).fetchone()
     assert row is not None  # just made sure of, and nodes are never deleted
     tenant, epoch, digest, plan_rev, alternation, _ = row
     told = [event("node.joined", {"by": "hello"})] if created else []
     if alternation:
-        told.append(event("security.node.duplicate-session", {"epoch": epoch, "previousEpoch": facts.previous_epoch}))
+        told.append(event("security.node.duplicate-session", {"epoch": epoch, "previousEpoch": previous}))
     if told:
         publish(tx, node_id, told, mint)
     return SessionStart(node_id, tenant, epoch, digest, plan_rev, created)
@@ -89,11 +90,11 @@ def _arguments(node_id: str, facts: HelloFacts) -> dict[str, Any]:
     drivers = [{"id": one.id, "version": one.version, "kinds": list(one.kinds)} for one in facts.drivers]
     return {
         "node": node_id,
-        "boot": facts.boot_id,
-        "instance": facts.instance_id,
+        "boot": text(facts.boot_id),
+        "instance": text(facts.instance_id),
         "receiver": facts.receiver_id,
-        "daemon": facts.daemon_version,
-        "protocol": facts.protocol_version,
-        "drivers": Jsonb(drivers),
-        "capabilities": Jsonb(sorted(facts.capabilities)),
+        "daemon": text(facts.daemon_version),
+        "protocol": text(facts.protocol_version),
+        "drivers": jsonb(drivers),
+        "capabilities": jsonb(sorted(facts.capabilities)),
     }

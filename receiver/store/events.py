@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from psycopg.types.json import Jsonb
-
 from receiver.ids import Mint
 from receiver.store.database import Connection
+from receiver.store.words import jsonb
 from receiver.values import Event
 
 
@@ -14,5 +13,5 @@ def publish(tx: Connection, node_id: str, events: Sequence[Event], mint: Mint) -
     tx.cursor().executemany(
         """INSERT INTO events (id, tenant_id, pool_id, node_id, type, payload)
            SELECT %s, tenant_id, pool_id, id, %s, %s FROM nodes WHERE id = %s""",
-        [(mint("evt"), one.type, Jsonb(dict(one.payload)), node_id) for one in events],
+        [(mint("evt"), one.type, jsonb(dict(one.payload)), node_id) for one in events],
     )

@@ -2,11 +2,11 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from bettercompute.contract.sections import decode
 from google.protobuf.message import Message
-from psycopg.types.json import Jsonb
 
 from receiver.ids import Mint
 from receiver.planning.diff import COMPARED
@@ -14,6 +14,7 @@ from receiver.planning.inventory import AppendSnapshot, Baseline, Current, Inven
 from receiver.store import missing
 from receiver.store.database import Connection
 from receiver.store.nodes import lock_node
+from receiver.store.words import jsonb
 from receiver.values import Offer
 
 # What is looked up by key stands in scalar subqueries: as a join, the planner may choose to read all sections of the tenant.
@@ -152,9 +153,18 @@ def write(tx: Connection, loaded: Loaded, offer: Offer, bodies: Mapping[str, byt
         "names": list(bodies),
         "hashes": [hashes[name] for name in bodies],
         "bodies": list(bodies.values()),
-        "doc": Jsonb(_document(offer, bodies, plan, mint)),
+        "doc": jsonb(_document(offer, bodies, plan, mint)),
     }
     return tx.execute(_WRITE, arguments, prepare=True).rowcount == 1
+
+
+def prune_snapshots(tx: Connection, before: datetime) -> int:
+    """Deletes snapshots older than `before`, but each node's applied and newest one, and bytes that nothing names any more.
+
+    Answers how many snapshots went. Applies wait until the transaction ends.
+    """
+    row = tx.execute("SELECT prune_snapshots(%s)", [before]).fetchone()
+    return int(row[0]) if row else 0
 
 
 def _document(offer: Offer, bodies: Mapping[str, bytes], plan: InventoryPlan, mint: Mint) -> dict[str, Any]:

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from psycopg.types.json import Jsonb
-
 from receiver.planning.inventory import Baseline, Current
 from receiver.planning.missing import ClearMissing, SetMissing
 from receiver.store import missing
 from receiver.store.database import Connection
+from receiver.store.words import jsonb, text
 from receiver.values import KernelLog, Status
 
 _LOAD = f"""
@@ -64,10 +63,10 @@ def write(tx: Connection, node_id: str, status: Status, steps: Sequence[SetMissi
     """Writes the steps, and the node's columns where they differ, in one statement."""
     arguments = {
         "node": node_id,
-        "doc": Jsonb(missing.as_document(steps)),
-        "digest": status.digest,
+        "doc": jsonb(missing.as_document(steps)),
+        "digest": text(status.digest),
         "collected": status.collected_at,
-        "log": Jsonb(asdict(status.kernel_log)) if status.kernel_log else None,
+        "log": jsonb(asdict(status.kernel_log)) if status.kernel_log else None,
         "abandoned": status.abandoned_workers,
     }
     tx.execute(_WRITE, arguments, prepare=True)

@@ -23,7 +23,8 @@ _numbers = itertools.count(1)
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
     """An embedded server with a migrated database named `template_bc`."""
-    with start(tmp_path_factory.mktemp("postgres"), settings=_FAST) as running:
+    binaries = os.environ.get("BC_TEST_POSTGRES", "")  # a directory with another version's programs
+    with start(tmp_path_factory.mktemp("postgres"), binaries, _FAST) as running:
         db.create_database(running.url(), "template_bc")
         db.migrate(running.url("template_bc"))
         yield running

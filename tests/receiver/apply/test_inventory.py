@@ -410,3 +410,12 @@ def test_ids_are_prefixed_ulids(tx: Connection) -> None:
     outcome = apply(tx, host())
     assert is_id(outcome.snapshot_id or "", "inv")
     assert all(is_id(row[0], "evt") for row in tx.execute("SELECT id FROM events"))
+
+
+def test_nul_in_what_a_node_says_is_shown_as_a_mark(tx: Connection) -> None:
+    join(tx)
+    apply(tx, host(2))
+    apply(tx, host(gpus=gpus(gpu(0), gpu(5, serial="16\x0050\\u0000"))), os="Error \x00")
+    row = tx.execute("SELECT payload #>> '{after,serial}' FROM events WHERE type = 'node.gpu.added'").fetchone()
+    assert row == ("16\ufffd50\\u0000",)
+    assert tx.execute("SELECT error FROM node_missing_sections").fetchall() == [("Error \ufffd",)]

@@ -1,9 +1,12 @@
 """Snapshots and events are append-only in the database itself; prune_snapshots(before) is the one way to delete."""
 
+from datetime import UTC, datetime, timedelta
+
 import psycopg
 import pytest
 
 from receiver.store.database import Connection
+from receiver.store.inventory import prune_snapshots
 from tests.receiver.builders import NODE, OTHER, apply, count, gpu, gpus, host, join
 
 SETUP = ("", "SET session_replication_role = replica", "SET bc.pruning = 'on'")
@@ -32,10 +35,8 @@ def test_refuses_a_superuser_too(tx: Connection, setup: str, statement: str) -> 
         tx.execute(statement)
 
 
-def prune(tx: Connection, before: str = "now() + interval '1 hour'") -> int:
-    row = tx.execute(f"SELECT prune_snapshots({before})").fetchone()
-    assert row is not None
-    return int(row[0])
+def prune(tx: Connection, hours: int = 1) -> int:
+    return prune_snapshots(tx, datetime.now(UTC) + timedelta(hours=hours))
 
 
 def test_prune_keeps_each_nodes_applied_and_newest_one(tx: Connection) -> None:
@@ -56,7 +57,7 @@ def test_prune_keeps_what_is_not_older(tx: Connection) -> None:
     join(tx)
     for number in (1, 2, 3):
         apply(tx, host(number))
-    assert prune(tx, "now() - interval '1 hour'") == 0
+    assert prune(tx, hours=-1) == 0
     assert count(tx, "inventory_snapshots") == 3
 
 

@@ -1,0 +1,29 @@
+"""Text of nodes as Postgres takes it: a NUL, which protobuf strings may hold and Postgres refuses, becomes U+FFFD."""
+
+import json
+from typing import Any
+
+from psycopg.types.json import Jsonb
+
+
+def text(value: str) -> str:
+    """The text without NULs."""
+    return value.replace("\0", "\ufffd")
+
+
+def jsonb(value: Any) -> Jsonb:
+    """A jsonb argument in which no text, key or value, holds a NUL."""
+    return Jsonb(value, dumps=_dumps)
+
+
+def _dumps(value: Any) -> str:
+    dumped = json.dumps(value)
+    return json.dumps(_clean(value)) if "\\u0000" in dumped else dumped
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return text(value)
+    if isinstance(value, dict):
+        return {text(key): _clean(one) for key, one in value.items()}
+    return [_clean(one) for one in value] if isinstance(value, list | tuple) else value
