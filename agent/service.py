@@ -70,7 +70,7 @@ class Daemon:
         self._boot_id = self._host().boot_id()
         stored = self._store.load()
         self._inventory = stored if stored and stored.boot_id == self._boot_id else None
-        self._link = Link(config.server, node_id, self._hello, self._noted)
+        self._link = Link(config.server, node_id, self._hello, self._status, self._noted)
         self._first_trigger(stored)
 
     async def run(self) -> None:

@@ -9,7 +9,7 @@ _log = logging.getLogger("bcd.systemd")
 
 
 class Notifier:
-    """READY, RELOADING, WATCHDOG and STOPPING. Takes the variables out of the environment: no child may use them."""
+    """READY, WATCHDOG and STOPPING. Takes the variables out of the environment: no child may use them."""
 
     def __init__(self, environ: MutableMapping[str, str] = os.environ) -> None:
         self._address = environ.pop("NOTIFY_SOCKET", "")

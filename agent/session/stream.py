@@ -27,6 +27,7 @@ from agent.session import messages as m
 if TYPE_CHECKING:
     _Call = grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
 
+CODE_LIMIT = 5.0  # a call that is over says how within this
 STEADY = 30.0  # a session that lasted this long ends the run of failures
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
@@ -98,21 +99,33 @@ class LinkState:
 
 
 class Link:
-    """This node's session with its receiver. `note` is told Welcomed, Answered and CollectAgain, synchronously."""
+    """This node's session with its receiver.
 
-    def __init__(self, server: str, node_id: str, hello: Callable[[], m.Hello], note: Callable[[machine.Output], None]) -> None:
+    `hello` and `status` are asked for what is true now, at each session and at each report that is due by its interval. `note`
+    is told Welcomed, Answered and CollectAgain, synchronously.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        node_id: str,
+        hello: Callable[[], m.Hello],
+        status: Callable[[], m.Status],
+        note: Callable[[machine.Output], None],
+    ) -> None:
         self.machine = machine.State()
         self.state = LinkState("connecting", time.time(), server)
         self.sent = Sent()
         self._server = server
         self._metadata = metadata(node_id)
         self._hello = hello
+        self._status = status
         self._note = note
         self._outbox = _Outbox()
         self._ended = asyncio.Event()
         self._end: m.SessionEnd | None = None
         self._again = asyncio.Event()
-        self._timer: asyncio.TimerHandle | None = None
+        self._fed = asyncio.Event()
 
     def feed(self, event: object) -> None:
         """Takes what happened (of the gateway or of the daemon) through the machine, and sends what follows."""
@@ -126,7 +139,7 @@ class Link:
                 self._ended.set()
             else:
                 self._heed(output)
-        self._arm()
+        self._fed.set()
 
     def reconnect(self, server: str | None = None) -> None:
         """Ends the session, or the wait for it, and opens the next one at once; to another server when one is named."""
@@ -160,6 +173,7 @@ class Link:
             tasks = [
                 asyncio.create_task(self._read(call)),
                 asyncio.create_task(self._write(call)),
+                asyncio.create_task(self._keep_time()),
                 asyncio.create_task(self._ended.wait()),
             ]
             try:
@@ -181,7 +195,11 @@ class Link:
                 raise error
         if self._ended.is_set():
             return "" if self._end is None else f"{self._end.reason}: {self._end.detail}".removesuffix(": ")
-        code, details = await call.code(), await call.details()
+        try:
+            async with asyncio.timeout(CODE_LIMIT):
+                code, details = await call.code(), await call.details()
+        except TimeoutError:
+            return "the stream broke off"
         return "the receiver closed the stream" if code is grpc.StatusCode.OK else f"{code.name}: {details}"
 
     async def _read(self, call: "_Call") -> None:
@@ -199,6 +217,17 @@ class Link:
                 for request in codec.encode(message, time.time()):
                     await call.write(request)
 
+    async def _keep_time(self) -> None:
+        """Tells the machine when its deadline is reached, with the status as it is then."""
+        while True:
+            self._fed.clear()
+            try:
+                async with asyncio.timeout_at(self.machine.deadline):
+                    await self._fed.wait()
+            except TimeoutError:
+                self.feed(machine.StatusChanged(self._status()))
+                self.feed(machine.Tick())
+
     def _heed(self, output: machine.Output) -> None:
         if isinstance(output, machine.Welcomed):
             self._move("connected", epoch=output.epoch)
@@ -214,10 +243,3 @@ class Link:
     def _move(self, state: str, *, epoch: int | None = None, error: str = "", next_attempt: float | None = None) -> None:
         epoch = self.state.epoch if epoch is None else epoch
         self.state = LinkState(state, time.time(), self._server, epoch, error, next_attempt)
-
-    def _arm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if (deadline := self.machine.deadline) is not None:
-            self._timer = asyncio.get_running_loop().call_at(deadline, self.feed, machine.Tick())

@@ -254,6 +254,31 @@ def test_a_wrong_configuration_starts_nothing(tmp_path: Path, capsys: pytest.Cap
     assert not (tmp_path / "data").exists()
 
 
+def test_a_second_daemon_on_the_same_directory_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with local.only_daemon(tmp_path / "data"):
+        assert cli.main(["run", "--host", H100]) == 2
+    assert re.search(r"bcd: another bcd \(process \d+\) already runs on the data directory", capsys.readouterr().err)
+    assert not (tmp_path / "data" / "identity.json").exists()
+
+
+def test_a_daemon_ends_with_0_on_sigterm_and_leaves_no_child(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "agent.cli", "run", "--host", H100, "--server", f"unix:{tmp_path}/nobody.sock"]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as daemon:
+        try:
+            assert daemon.stderr
+            assert "new node identity" in daemon.stderr.readline()
+            assert " runs as node_" in daemon.stderr.readline()
+            started = time.monotonic()
+            daemon.terminate()
+            rest = daemon.stderr.read()
+            assert daemon.wait(10) == 0
+            assert time.monotonic() - started < 2.0
+            assert "Traceback" not in rest
+        finally:
+            daemon.kill()
+    assert not (tmp_path / "data" / "bcd.sock").exists()
+
+
 def test_help_imports_nothing_that_takes_long() -> None:
     code = (
         "import sys\nfrom agent import cli\n"

@@ -2,19 +2,10 @@
 
 import json
 import logging
-from collections.abc import Iterator
 
 import pytest
 
 from agent import log
-
-
-@pytest.fixture(autouse=True)
-def _restored() -> Iterator[None]:
-    root = logging.getLogger()
-    before = (root.handlers, root.level)
-    yield
-    root.handlers, root.level = before[0], before[1]
 
 
 def test_text_has_time_level_and_name(capsys: pytest.CaptureFixture[str]) -> None:

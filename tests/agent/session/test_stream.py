@@ -24,15 +24,19 @@ def hello() -> m.Hello:
     return m.Hello("0.1.0", "boot-1", "instance-1", previous_epoch=4, digest=INVENTORY.digest)
 
 
+def status() -> m.Status:
+    return m.Status(INVENTORY.digest)
+
+
 def talk(path: Path, done: Callable[[FakeGateway, Link], object], *scripts: Script, feed: tuple[object, ...] = ()) -> Link:
     """Runs a link against a gateway's scripts until `done`; the link. Its notes are in `link.notes`."""
 
     async def work() -> Link:
         notes: list[machine.Output] = []
         async with FakeGateway(path / "g.sock", *scripts) as gateway:
-            link = Link(gateway.target, "node_1", hello, notes.append)
+            link = Link(gateway.target, "node_1", hello, status, notes.append)
             link.notes = notes  # type: ignore[attr-defined]
-            for event in (machine.InventoryChanged(INVENTORY), machine.StatusChanged(m.Status(INVENTORY.digest)), *feed):
+            for event in (machine.InventoryChanged(INVENTORY), machine.StatusChanged(status()), *feed):
                 link.feed(event)
             running = asyncio.create_task(link.run())
             try:
@@ -141,7 +145,7 @@ def test_comes_back_when_the_gateway_refuses_before_hello(tmp_path: Path) -> Non
 
 def test_connects_when_the_receiver_appears_later(tmp_path: Path) -> None:
     async def work() -> None:
-        link = Link(f"unix:{tmp_path}/g.sock", "node_1", hello, lambda note: None)
+        link = Link(f"unix:{tmp_path}/g.sock", "node_1", hello, status, lambda note: None)
         running = asyncio.create_task(link.run())
         await until(lambda: link.state.state == "waiting")
         assert "UNAVAILABLE" in link.state.error
@@ -210,7 +214,30 @@ def test_our_own_bug_is_loud(tmp_path: Path) -> None:
             raise ZeroDivisionError
 
         async with FakeGateway(tmp_path / "g.sock", stay) as gateway:
-            await asyncio.wait_for(Link(gateway.target, "node_1", hello, bug).run(), 10)
+            await asyncio.wait_for(Link(gateway.target, "node_1", hello, status, bug).run(), 10)
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(work())
+
+
+def test_a_report_that_is_due_says_what_is_true_now_and_a_bug_in_it_is_loud(tmp_path: Path) -> None:
+    reports: list[int] = []
+
+    async def script(stream: Stream) -> None:
+        await stream.welcome(applied=INVENTORY.digest, interval=1.0)
+        for _ in range(2):
+            reports.append((await stream.next("status_report")).abandoned_workers)
+        await stream.stay()
+
+    def now() -> m.Status:
+        if len(reports) == 2:
+            raise ZeroDivisionError
+        return m.Status(INVENTORY.digest, abandoned_workers=3)
+
+    async def work() -> None:
+        async with FakeGateway(tmp_path / "g.sock", script) as gateway:
+            await asyncio.wait_for(Link(gateway.target, "node_1", hello, now, lambda note: None).run(), 10)
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(work())
+    assert reports == [0, 3]
