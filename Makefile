@@ -43,8 +43,8 @@ lock:                ## rewrite requirements.lock (needs uv)
 bench: $(STAMP)      ## one table: what, figure, floor, ratio, aim, met or missed
 	@$(BIN)/python -m tests.bench
 
-proof-spine: $(STAMP)  ## the issue's big numbers
-	@$(BIN)/pytest -m proof tests/proofs/spine
+proof-spine: $(STAMP)  ## the tests of the spine with all their repetitions: `make test` has a tenth of them
+	@BC_PROOF=1 $(BIN)/pytest -n 2 --timeout=3000 tests/agent/test_hosts.py tests/agent/test_collection.py tests/end_to_end
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -20,6 +20,7 @@ from agent.collectors import COLLECTORS, Options
 from agent.sections import Collected
 from tests.nvml_stub import HANGABLE, Stub, stub
 from tests.nvml_stub.sample import UUIDS, full, record
+from tests.repetitions import some
 
 ALL = list(COLLECTORS)
 OTHERS = sorted(set(ALL) - {"gpus"})
@@ -227,7 +228,10 @@ def test_a_worker_that_floods_standard_error_neither_blocks_nor_eats_memory(
 # -- hangs
 
 
-def hangs_in(function: str, host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("function", some(HANGABLE))
+def test_a_hang_in_any_nvml_call_costs_gpus_only(
+    function: str, host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver = use(monkeypatch, stub(tmp_path, full(), hang=function))
     start = time.monotonic()
     collected = collect(ALL, host, driver, limit=2.0)
@@ -236,21 +240,6 @@ def hangs_in(function: str, host: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert [(f.name, f.reason) for f in collected.failed] == [("gpus", "Hang")]
     assert [s.name for s in collected.sections] == OTHERS
     assert children() == set()
-
-
-@pytest.mark.parametrize("function", HANGABLE[::10])
-def test_a_hang_in_an_nvml_call_costs_gpus_only(
-    function: str, host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hangs_in(function, host, tmp_path, monkeypatch)
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize("function", HANGABLE)
-def test_a_hang_in_any_nvml_call_costs_gpus_only(
-    function: str, host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hangs_in(function, host, tmp_path, monkeypatch)
 
 
 def test_a_recorded_hang_costs_gpus_only(tmp_path: Path) -> None:

@@ -20,10 +20,13 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
 from agent.collectors import collect
+from agent.host import Host
+from agent.nvml import PynvmlNvml
 from agent.recorded import open_host, open_nvml
 from tests import hosts_catalog
 from tests.hosts.compose import MACHINES, compose, tree
 from tests.hosts_catalog import HOSTS
+from tests.repetitions import times
 
 WITH_GPUS = ("a100-mig-8", "gb200-tray", "l4-cloud-vm", "geforce-workstation")
 NVME_PAIRS = {
@@ -105,14 +108,22 @@ def test_sections_are_the_golden(name: str) -> None:
 
 @pytest.mark.parametrize("name", HOSTS)
 def test_hashes_stay_while_telemetry_moves_and_over_a_reboot(name: str, scratch: Path) -> None:
-    """Twice here; 20 times in tests/proofs/spine."""
     directory = hosts_catalog.copy(name, scratch)
-    for seed in range(2):
+    for seed in range(times(20)):
         hosts_catalog.move_telemetry(directory, seed)
         assert hashes(directory) == committed(name), f"seed {seed}"
     hosts_catalog.new_boot(directory)
     assert open_host(directory).boot_id() != open_host(HOSTS[name]).boot_id()
     assert hashes(directory) == committed(name)
+
+
+def test_hashes_of_this_host_stay() -> None:
+    def once() -> dict[str, str]:
+        return {name: section_hash(encode(collect(name, Host(), PynvmlNvml("")))) for name in SECTIONS}
+
+    before = once()
+    for _ in range(times(20)):
+        assert once() == before
 
 
 @pytest.mark.parametrize("name", HOSTS)
