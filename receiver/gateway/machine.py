@@ -20,6 +20,7 @@ from receiver.values import InventoryOutcome, Offer, SessionStart, Status
 
 PROTOCOL_MAJOR = 0
 RETRY = 15.0  # seconds until bcd should try again when the database did not answer
+UPLOAD_LIMIT = 120.0  # seconds without a chunk after which an offer is no longer under way
 RETRY_SOON = 1.0  # and when bytes that were there are gone: the next offer asks for them
 
 
@@ -128,10 +129,11 @@ Actions = tuple[Action, ...]
 
 @dataclass(slots=True)
 class Upload:
-    """An offer under way: the sections asked for, and what has come of them."""
+    """An offer under way: the sections asked for, and what has come of them. `at`: when something last did."""
 
     offer: Offer
-    wanted: tuple[str, ...]
+    at: float
+    wanted: tuple[str, ...] = ()
     parts: dict[str, bytearray] = field(default_factory=dict)
     done: dict[str, bytes] = field(default_factory=dict)
 
@@ -228,6 +230,8 @@ def _report(machine: Machine, report: m.Report, now: float) -> Actions:
     if wait:
         return machine.end(m.End("bad-message", wait, limits.REPORTS.text(), limits.REPORTS.code))
     reported = report.status.digest
+    if machine.upload is not None and now - machine.upload.at > UPLOAD_LIMIT:
+        machine.upload = None  # bcd has given it up
     ask = reported and machine.upload is None and not same_digest(reported, machine.applied)
     return (Judge(report.status), *((m.Request(offer=True),) if ask else ()))
 
@@ -243,7 +247,7 @@ def _offer(machine: Machine, offer: Offer, now: float) -> Actions:
     section, reason = _fault(machine, offer)
     if reason:
         return (m.Result(offer.digest, "refused", section, reason),)
-    machine.upload = Upload(offer, ())
+    machine.upload = Upload(offer, now)
     return (FindWanted(offer),)
 
 
@@ -282,6 +286,7 @@ def _chunk(machine: Machine, chunk: m.Chunk, now: float) -> Actions:
     size = next(section.size for section in upload.offer.sections if section.name == chunk.name)
     part = upload.parts.setdefault(chunk.name, bytearray())
     part += chunk.data
+    upload.at = now
     if len(part) > size or (chunk.last and len(part) != size):
         reason = f"{len(part)} bytes came, {size} were offered"
         return machine.finish(m.Result(upload.offer.digest, "refused", chunk.name, reason))

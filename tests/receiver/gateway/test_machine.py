@@ -102,6 +102,18 @@ def test_asks_for_nothing_before_the_first_collection_or_while_an_offer_is_under
     assert stream.on(report("bb")) == (Judge(Status("bb")),)
 
 
+def test_asks_again_when_the_chunks_of_an_offer_stay_away() -> None:
+    stream = Stream()
+    stream.on(OFFER)
+    stream.on(Wanted(OFFER, ("os", "cpu")))
+    stream.now = 100.0
+    stream.on(chunks("os")[0])
+    stream.now = 200.0
+    assert len(stream.on(report("bb"))) == 1
+    stream.now = 221.0
+    assert stream.on(report("bb"))[1:] == (m.Request(offer=True),)
+
+
 def test_an_offer_is_applied_when_its_sections_have_come_in_any_order_of_chunks() -> None:
     stream = Stream()
     assert stream.on(OFFER) == (FindWanted(OFFER),)
@@ -248,5 +260,5 @@ def test_a_database_that_does_not_answer_costs_a_retry_and_no_report(job: machin
 
 
 def test_what_the_database_cannot_hold_is_a_bad_message() -> None:
-    (end,) = Stream().on(Failed(Judge(Status("")), "a zero byte", ours=False))
+    (end,) = Stream().on(Failed(Judge(Status("")), "out of range", ours=False))
     assert end.reason == "bad-message"

@@ -281,8 +281,8 @@ def test_a_message_over_a_limit_ends_the_session_naming_it(case: dict[str, int],
 
 
 @live
-async def test_a_text_that_postgres_cannot_hold_is_a_bad_message(served: Live) -> None:
-    daemon = served.daemon(boot_id="a\0b")
+async def test_a_value_that_postgres_cannot_hold_is_a_bad_message(served: Live) -> None:
+    daemon = served.daemon(epoch=2**64 - 1)
     with pytest.raises(Over) as over:
         await daemon.connect()
     assert over.value.end is not None
@@ -343,6 +343,27 @@ async def test_a_database_that_fails_costs_a_retry_and_no_session(served: Live) 
     assert (result.status, result.retry_after.seconds) == (wire.INVENTORY_STATUS_RETRY, 15)
     assert "went away" in result.reason
     assert (await daemon.offer(BOTH)).status == wire.INVENTORY_STATUS_APPLIED
+
+
+@live
+async def test_connections_that_the_database_drops_are_replaced(served: Live) -> None:
+    older = served.daemon()
+    await older.connect()
+    served.rows(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    await older.report()
+    for _ in range(4):
+        result = await older.offer(BOTH)
+        if result.status == wire.INVENTORY_STATUS_APPLIED:
+            break
+        assert result.status == wire.INVENTORY_STATUS_RETRY
+    assert result.status == wire.INVENTORY_STATUS_APPLIED
+    assert (await served.api("nodes.get", nodeId=older.node_id))["hostname"] == "gpu-1"
+    listening = (
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'receiver listen' AND datname = current_database()"
+    )
+    await until("the listener to come back", lambda: served.rows(listening) == [(1,)])
 
 
 @live
