@@ -36,7 +36,7 @@ class Jobs:
             event: object | None = await JOBS[type(job)](self, stream, job)
         except NO_ANSWER as error:
             return act.Failed(job, f"the database does not answer: {_line(error)}", ours=True)
-        except psycopg.DataError as error:  # an epoch beyond 63 bits
+        except psycopg.DataError as error:  # the wire has values that Postgres has not
             return act.Failed(job, f"not storable: {_line(error)}", ours=False)
         return event
 

@@ -282,9 +282,11 @@ def test_a_message_over_a_limit_ends_the_session_naming_it(case: dict[str, int],
 
 @live
 async def test_a_value_that_postgres_cannot_hold_is_a_bad_message(served: Live) -> None:
-    daemon = served.daemon(epoch=2**64 - 1)
-    with pytest.raises(Over) as over:
-        await daemon.connect()
+    def out_of_range(*_: object) -> None:
+        raise psycopg.DataError("out of range")
+
+    with patch("receiver.apply.session.hello", out_of_range), pytest.raises(Over) as over:
+        await served.daemon().connect()
     assert over.value.end is not None
     assert over.value.end.reason == wire.SESSION_END_REASON_BAD_MESSAGE
 
