@@ -83,9 +83,17 @@ def _inventory(arguments: Arguments) -> int:
         print("".join(f"{name} {section.hash}\n" for name, section in sections.items()), end="")
     else:
         _show({name: (decode(name, section.data), section.hash) for name, section in sections.items()}, arguments.json)
+    if "gpus" in sections:
+        _note_nvml(decode("gpus", sections["gpus"].data))
     for failed in collected.failed:
         print(f"bcd: collecting section {failed.name}: {failed.reason}: {failed.message}", file=sys.stderr)
     return 1 if collected.failed else 0
+
+
+def _note_nvml(gpus: Any) -> None:
+    """Says on standard error what the section itself says: it is there, and NVML did not answer."""
+    if gpus.HasField("error"):
+        print(f"bcd: collecting section gpus: NVML does not answer: {gpus.error.reason}: {gpus.error.message}", file=sys.stderr)
 
 
 def _show(messages: Mapping[str, Any], as_json: bool) -> None:

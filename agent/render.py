@@ -27,7 +27,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "status.sections": ("name", "hash", "bytes", "age", "error"),
     "status.devices": ("deviceId", "busId", "state", "assigned", "offer"),
 }
-_LONG = 100  # characters of one value; the rest is in --json
+_LONG = 100  # characters of a list of words (CPU flags); the rest is in --json
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +91,8 @@ def _error(entry: Mapping[str, Any]) -> str | None:
 
 
 def table(key: str, entries: Sequence[Mapping[str, Any]]) -> Block:
-    """A list of messages as a table with the columns of its row in COLUMNS."""
-    flat = [dict(_flat(entry)) for entry in entries]
+    """A list of messages as a table with the columns of its row in COLUMNS; in the order of their index, if they have one."""
+    flat = [dict(_flat(entry)) for entry in sorted(entries, key=lambda entry: int(entry.get("index", 1 << 30)))]
     wanted = COLUMNS.get(key) or tuple(dict.fromkeys(name for entry in flat for name in entry))
     columns = tuple(name for name in wanted if any(entry.get(name) for entry in flat))
     return Block(key, columns=columns, rows=tuple(tuple(entry.get(name, "") for name in columns) for entry in flat))
@@ -128,7 +128,7 @@ def _flat(message: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, s
             if value and not isinstance(value[0], dict):
                 yield name, _cut(" ".join(str(entry) for entry in value))
         else:
-            yield name, _cut(_words(key, value))
+            yield name, _words(key, value)
 
 
 def _words(key: str, value: Any) -> str:

@@ -106,6 +106,13 @@ def test_a_failed_section_is_named_and_the_others_are_printed(
     assert "gpus" not in out
 
 
+def test_nvml_that_does_not_answer_is_named_and_its_section_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["inventory", "gpus", "--json", "--host", str(HOSTS["driver-not-loaded"])]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["gpus"]["error"]["reason"] == "DriverNotLoaded"
+    assert err.startswith("bcd: collecting section gpus: NVML does not answer: DriverNotLoaded: ")
+
+
 def test_a_pipe_gets_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["inventory", "gpus", "--host", H100]) == 0
     out = capsys.readouterr().out

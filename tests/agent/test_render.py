@@ -64,6 +64,11 @@ def test_a_long_value_is_cut() -> None:
     assert block.pairs[0][1].endswith("…")
 
 
+def test_gpus_are_in_the_order_of_their_index_and_lost_ones_last() -> None:
+    block = table("gpus.gpus", [{"index": 10, "name": "c"}, {"index": 2, "name": "b"}, {"name": "lost"}])
+    assert [row[-1] for row in block.rows] == ["b", "c", "lost"]
+
+
 def test_columns_that_nobody_has_are_left_out() -> None:
     block = table("disks.disks", [{"name": "sda", "serial": "1"}, {"name": "sdb"}])
     assert (block.columns, block.rows) == (("name", "serial"), (("sda", "1"), ("sdb", "")))
