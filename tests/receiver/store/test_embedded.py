@@ -181,7 +181,11 @@ def test_refuses_a_second_start_and_names_the_first(directory: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("content", [f"{os.getpid()}\n/nowhere\n1\n5432\n\n\n0 0\nready\n", "999999999\n", "rubbish\n", ""])
+@pytest.mark.parametrize(
+    "content",
+    [f"{os.getpid()}\n/nowhere\n1\n5432\n\n\n0 0\nready\n", "999999999\n", "rubbish\n", ""],
+    ids=["of a process that runs", "of none", "rubbish", "empty"],
+)
 def test_starts_over_a_stale_pid_file(directory: Path, content: str) -> None:
     """After a crash of the machine the number in it may be another process's."""
     (directory / "data" / "postmaster.pid").write_text(content)
