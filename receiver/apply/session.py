@@ -55,17 +55,18 @@ UPDATE sessions SET ended_at = now(), end_reason = %(reason)s WHERE node_id = %(
 
 
 def hello(tx: Connection, node_id: str, facts: HelloFacts, mint: ids.Mint = ids.mint) -> SessionStart:
-    """Begins a session. A node that is not known is created in `facts.tenant_id`, and `node.joined` tells of it."""
+    """Begins a session. A node that is not known is created in `facts.tenant_id`, and `node.joined` tells of it.
+
+    Raises psycopg.DataError for a previous epoch that no bigint holds, which was never one of ours.
+    """
     created = tx.execute(_CREATE, [node_id, facts.tenant_id]).rowcount == 1
     lock_node(tx, node_id)
-    # An epoch that no bigint holds was never one of ours.
-    previous = facts.previous_epoch if facts.previous_epoch is None or facts.previous_epoch < 1 << 63 else None
-    row = tx.execute(_BEGIN, {"previous": previous, **_arguments(node_id, facts)}).fetchone()
+    row = tx.execute(_BEGIN, {"previous": facts.previous_epoch, **_arguments(node_id, facts)}).fetchone()
     assert row is not None  # just made sure of, and nodes are never deleted
     tenant, epoch, digest, plan_rev, alternation, _ = row
     told = [event("node.joined", {"by": "hello"})] if created else []
     if alternation:
-        told.append(event("security.node.duplicate-session", {"epoch": epoch, "previousEpoch": previous}))
+        told.append(event("security.node.duplicate-session", {"epoch": epoch, "previousEpoch": facts.previous_epoch}))
     if told:
         publish(tx, node_id, told, mint)
     return SessionStart(node_id, tenant, epoch, digest, plan_rev, created)
