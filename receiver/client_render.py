@@ -147,10 +147,11 @@ class _Drawing:
 
     def page(self, rows: Sequence[Mapping[str, Any]], name: str) -> None:
         """The list that is the answer: on a terminal as many columns as fit, the others named below."""
-        keys = _columns(rows)
+        keys: list[str] = []
         left_out: list[str] = []
-        while self.terminal and len(keys) > 1 and self.width(rows, keys) > self.console.width:
-            left_out.insert(0, keys.pop())
+        for key in _columns(rows):
+            fits = not self.terminal or not keys or self.width(rows, [*keys, key]) <= self.console.width
+            (keys if fits else left_out).append(key)
         if not rows:
             self.line(f"no {name}", "dim")
             return

@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -140,6 +141,7 @@ def test_a_table_on_a_terminal_fits_its_width(monkeypatch: pytest.MonkeyPatch) -
     lines = re.sub(r"\x1b\[[0-9;]*m", "", coloured).splitlines()
     assert max(map(len, lines[:2])) <= 40
     assert "abababababab" in lines[1]
+    assert lines[0].split() == ["id", "digest", "changed"], "what is too wide is left out, what fits behind it is not"
     assert any("createdAt" in line for line in lines[2:])
 
 
@@ -238,6 +240,24 @@ def test_answers_and_refusals_end_with_their_codes(capsys: pytest.CaptureFixture
     assert (code, "INVALID_ARGUMENT" in err and "1,000" in err) == (2, True)
     code, _, err = run(capsys, "api", "nodes.list", "--server", target.removesuffix("a") + "s")
     assert (code, "does not know nodes.list" in err) == (2, True)
+
+
+def test_watch_prints_each_event_until_it_is_interrupted(target: str) -> None:
+    argv = [str(PROGRAM), "api", "events.watch", "cursor=0.0", "--server", target, "--format", "json"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        told = [json.loads(process.stdout.readline())["event"]["type"] for _ in range(2)]
+        process.send_signal(signal.SIGINT)
+        assert (told, process.wait(20)) == (["node.joined", "node.inventory.changed"], 0)
+
+
+def test_a_pipe_that_is_closed_is_no_error(target: str) -> None:
+    argv = [str(PROGRAM), "api", "events.watch", "cursor=0.0", "--server", target, "--format", "json"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(20)) == ("", 0)
 
 
 def test_an_unreachable_server_is_named_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
