@@ -1,8 +1,8 @@
 """A Postgres of the receiver's own: for trying it out, for small sites, and for the tests. Linux only.
 
-In its directory (mode 0700): `data/` (the cluster), `log`, `lock`, and the socket, the only way in (trust: whoever may enter
-the directory may connect). The server dies with the process that started it, also when that one is killed with SIGKILL;
-what it had committed is there at the next start. No mode of any directory above is changed.
+In its directory: `data/` (the cluster), `log`, `lock`, and the socket, the only way in (mode 0700: only the user that runs
+the receiver may connect, and no password is asked). The server dies with the process that started it, also when that one is
+killed with SIGKILL; what it had committed is there at the next start. No mode of any directory above is changed.
 """
 
 import fcntl
@@ -26,7 +26,10 @@ from receiver.errors import EmbeddedError
 DEBIAN = Path("/usr/lib/postgresql")
 OLDEST_MAJOR = 15
 _BECOME = Path(__file__).with_name("become.py")
-_SOCKET_NAME = ".s.PGSQL.5432"
+_PORT = "5432"  # part of the socket's name; said everywhere, because PGPORT in the environment would be another
+_SOCKET_NAME = f".s.PGSQL.{_PORT}"
+# What no setting of the caller changes.
+_FIXED = {"listen_addresses": "", "port": _PORT, "unix_socket_permissions": "0700", "timezone": "UTC", "log_timezone": "UTC"}
 _SOCKET_PATH_BYTES = 107  # sun_path holds 108 with its closing zero
 _START_SECONDS = 60.0
 _STOP_SECONDS = 20.0
@@ -46,7 +49,7 @@ class EmbeddedPostgres:
 
     def url(self, database: str = "postgres") -> str:
         """The libpq URL of a database of this server."""
-        return f"postgresql:///{quote(database)}?host={quote(str(self.socket_directory), safe='')}&user=postgres"
+        return f"postgresql:///{quote(database)}?host={quote(str(self.socket_directory), safe='')}&port={_PORT}&user=postgres"
 
     def stop(self) -> None:
         """Ends sessions and the server (fast shutdown; after 20 s an immediate one) and lets go of the directory."""
@@ -188,12 +191,16 @@ def _postmaster(cluster: Path) -> int | None:
 def _serve(directory: Path, programs: Path, settings: Mapping[str, str], lock: int) -> EmbeddedPostgres:
     cluster, log = directory / "data", directory / "log"
     sockets = _socket_directory(directory)
-    given = {"listen_addresses": "", "timezone": "UTC", "log_timezone": "UTC", **settings}
-    options = [part for name, value in given.items() for part in ("-c", f"{name}={value}")]
+    options = [part for name, value in {**settings, **_FIXED}.items() for part in ("-c", f"{name}={value}")]
     command = _command(cluster, programs / "postgres", "-D", str(cluster), "-k", str(sockets), *options)
     ended = threading.Event()
-    with open(log, "wb" if log.exists() and log.stat().st_size > _LOG_BYTES else "ab") as output:
-        process = _popen(command, output.fileno(), ended)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        if os.fstat(output).st_size > _LOG_BYTES:
+            os.ftruncate(output, 0)
+        process = _popen(command, output, ended)
+    finally:
+        os.close(output)
     server = EmbeddedPostgres(directory, sockets, process, lock, ended)
     try:
         _await_ready(server, log)
@@ -205,13 +212,20 @@ def _serve(directory: Path, programs: Path, settings: Mapping[str, str], lock: i
 
 
 def _popen(command: list[str], output: int, ended: threading.Event) -> subprocess.Popen[bytes]:
-    """Starts the server from a thread that stays: the kernel's parent-death signal comes when the *thread* that forked ends."""
+    """Starts the server from a thread that stays: the kernel's parent-death signal comes when the *thread* that forked ends.
+
+    In a session of its own: Ctrl-C on the receiver's terminal must not end the database before the receiver has drained.
+    """
     started: list[subprocess.Popen[bytes] | OSError] = []
     ready = threading.Event()
 
     def keep() -> None:
         try:
-            started.append(subprocess.Popen(command, cwd="/", stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT))
+            started.append(
+                subprocess.Popen(
+                    command, cwd="/", stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                )
+            )
         except OSError as error:
             started.append(error)
             return

@@ -83,9 +83,23 @@ def test_changes_no_mode_of_any_parent(made: Path, tmp_path: Path) -> None:
     assert (parent / "a" / "pg" / "data").stat().st_mode & 0o777 == 0o700
 
 
-def test_makes_its_directory_for_nobody_else(tmp_path: Path) -> None:
-    with start(tmp_path / "new" / "pg", settings=FAST):
-        assert (tmp_path / "new" / "pg").stat().st_mode & 0o777 == 0o700
+def test_nobody_else_gets_in_and_the_environment_does_not_move_it(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGPORT", "6543")
+    shutil.copytree(made, tmp_path / "pg")
+    (tmp_path / "pg").chmod(0o755)
+    with start(tmp_path / "pg", settings={**FAST, "listen_addresses": "*"}) as server:
+        assert words(server.url()) == ["here"]
+        assert (tmp_path / "pg" / ".s.PGSQL.5432").stat().st_mode & 0o777 == 0o700
+        assert (tmp_path / "pg" / "log").stat().st_mode & 0o077 == 0
+        with psycopg.connect(server.url()) as connection:
+            assert connection.execute("SHOW listen_addresses").fetchone() == ("",)
+
+
+def test_ctrl_c_on_the_terminal_does_not_reach_it(directory: Path) -> None:
+    with start(directory, settings=FAST) as server:
+        assert os.getsid(server.process.pid) != os.getsid(0)
 
 
 @pytest.mark.skipif(not ROOT, reason="needs root")
@@ -215,7 +229,7 @@ def test_failed_initdb_leaves_nothing_that_looks_like_a_cluster(tmp_path: Path) 
         start(tmp_path / "pg", binaries=str(programs))
     assert sorted(path.name for path in (tmp_path / "pg").iterdir()) == ["lock"]
     with start(tmp_path / "pg", settings=FAST):
-        pass
+        assert (tmp_path / "pg").stat().st_mode & 0o777 == 0o700
 
 
 def test_server_that_ends_says_what_its_log_says(directory: Path) -> None:
