@@ -126,9 +126,7 @@ class _Drawing:
             self.line("nothing", "dim")
         nested = {key: one for key, one in value.items() if _is_nested(one)}
         flat = {key: cell(one, self.now, key) for key, one in value.items() if key not in nested}
-        width = max(map(len, flat), default=0)
-        for key, text in flat.items():
-            self.line(f"{key:<{width}}  {text}")
+        self.pairs(flat)
         for key, one in nested.items():
             name = f"{path}.{key}" if path else key
             if name == "sections":  # their names are headings enough
@@ -190,10 +188,20 @@ class _Drawing:
 
     def block(self, row: Mapping[str, Any]) -> None:
         """One object of a list, a line a key; what is absent left out."""
-        width = max(map(len, row), default=0)
-        for key, one in row.items():
-            if one not in (None, "", [], {}):
-                self.line(f"  {key:<{width}}  {cell(one, self.now, key)}")
+        self.pairs({f"  {key}": cell(one, self.now, key) for key, one in row.items() if one not in (None, "", [], {})})
+
+    def pairs(self, named: Mapping[str, str]) -> None:
+        """Names and values in two columns; on a terminal a long value goes on below itself."""
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, text in named.items():
+            table.add_row(Text(name), Text(text))
+        if named:
+            self.console.print(table)
 
     def text(self, value: Any, key: str) -> Any:
         """A table's cell; on a terminal a nested value is cut."""

@@ -9,9 +9,10 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from receiver import metrics
 from receiver.apply.session import CHANNEL as SESSION_CHANNEL
@@ -139,7 +140,7 @@ class Receiver:
     def _look_again(self) -> None:
         self._spawn(self.jobs.look_up_epochs())
 
-    def _spawn(self, coroutine: "asyncio._CoroutineLike[None]") -> None:
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self.tasks.append(task)
         task.add_done_callback(self.tasks.remove)
