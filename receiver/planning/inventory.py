@@ -116,7 +116,7 @@ def changed_sections(offered: Mapping[str, str], stored: Mapping[str, str] | Non
 
 def _found_unchanged(current: Current, digest: str) -> Iterator[Step]:
     """So that an offer which only lacks a section is not asked for again with every report."""
-    if current.applied_id is not None and current.applied_digest != digest:
+    if current.applied_digest != digest:
         yield SetApplied(digest, None, "every section that is there is the applied one")
 
 

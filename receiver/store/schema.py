@@ -301,7 +301,9 @@ replan = Table(
 
 # The outbox. A reader takes rows with `xid < pg_snapshot_xmin(pg_current_snapshot())::text::bigint` in the order of
 # (xid, seq) and keeps the last pair as its cursor: all transactions below that horizon have ended, so nothing can appear
-# behind the cursor. (`seq` alone is no cursor: a number is drawn before its transaction commits.)
+# behind the cursor. (`seq` alone is no cursor: a number is drawn before its transaction commits.) Numbers of transactions are
+# of one cluster: after pg_upgrade they go on, but rows that a dump brings into another cluster may carry numbers that it has
+# not reached, and stay behind the horizon until it has. Move a receiver's database by pg_upgrade or replication.
 events = Table(
     "events",
     metadata,

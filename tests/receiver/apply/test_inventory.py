@@ -419,3 +419,13 @@ def test_nul_in_what_a_node_says_is_shown_as_a_mark(tx: Connection) -> None:
     row = tx.execute("SELECT payload #>> '{after,serial}' FROM events WHERE type = 'node.gpu.added'").fetchone()
     assert row == ("16\ufffd50\\u0000",)
     assert tx.execute("SELECT error FROM node_missing_sections").fetchall() == [("Error \ufffd",)]
+
+
+def test_offer_without_any_section_appends_nothing_and_is_not_asked_for_again(tx: Connection) -> None:
+    join(tx)
+    outcome = apply(tx, {}, os="Error", gpus="Hang")
+    assert (outcome.status, outcome.snapshot_id) == ("unchanged", None)
+    assert count(tx, "inventory_snapshots") == 0
+    assert node(tx, "applied_digest") == outcome.digest
+    assert count(tx, "node_missing_sections") == 2
+    assert apply(tx, host()).status == "applied"
