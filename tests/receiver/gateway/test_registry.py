@@ -55,6 +55,18 @@ def test_an_older_stream_is_told_and_a_late_older_one_too() -> None:
     asyncio.run(main())
 
 
+def test_a_newer_stream_here_ends_the_older_one_without_waiting_for_a_notification() -> None:
+    async def main() -> None:
+        registry = World().registry
+        first, second = registry.admit("node"), registry.admit("node")
+        registry.begun(first, 1, 0)
+        registry.begun(second, 2, 0)
+        assert first.leave.result().end.reason == "superseded"
+        assert not second.leave.done()
+
+    asyncio.run(main())
+
+
 def test_a_notification_ends_older_epochs_only() -> None:
     async def main() -> None:
         registry = World().registry
