@@ -1,69 +1,80 @@
-"""The receiver's own figures for Prometheus, over plain HTTP: `GET /metrics`. Text format 0.0.4."""
+"""The receiver's own figures for Prometheus, over plain HTTP: `GET /metrics`."""
 
-import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from threading import Thread
+from typing import Protocol
+
+from prometheus_client import start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector, CollectorRegistry
 
 from receiver.gateway.limits import LIMITS
 from receiver.gateway.registry import Registry
 
 LOG = logging.getLogger("receiver.metrics")
-REQUEST_SECONDS = 5.0
-REQUEST_BYTES = 8 << 10
 RESULTS = ("applied", "unchanged", "advisory", "refused", "retry")
 
 
-def text(registry: Registry) -> str:
-    """All figures. A label's known values are there from the start, at 0, so that a rate can be had of the first one."""
-    lines = [
-        *_family("bc_sessions", "gauge", "Open sessions of nodes.", "", {"": len(registry.current)}),
-        *_family("bc_sessions_ended_total", "counter", "Sessions that ended.", "reason", registry.ended),
-        *_family(
-            "bc_inventory_results_total", "counter", "Offers by how they ended.", "status",
-            {status: registry.results[status] for status in RESULTS},
-        ),
-        *_family(
-            "bc_limit_exceeded_total", "counter", "Messages that were over a limit.", "limit",
-            {limit.name: registry.met[limit.name] for limit in LIMITS},
-        ),
-    ]  # fmt: skip
-    return "\n".join(lines) + "\n"
+class Figures(Collector):
+    """Reads the registry whenever it is asked. A label's known values are there from the start, at 0, so that a rate can be
+    had of the first one.
+
+    The server's threads ask while the event loop counts: each Counter is copied whole first, which is one step of the
+    interpreter.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        """All figures."""
+        of = self.registry
+        yield GaugeMetricFamily("bc_sessions", "Open sessions of nodes.", value=len(of.current))
+        yield _counter("bc_sessions_ended", "Sessions that ended.", "reason", of.ended)
+        yield _counter("bc_inventory_results", "Offers by how they ended.", "status", of.results, RESULTS)
+        names = [limit.name for limit in LIMITS]
+        yield _counter("bc_limit_exceeded", "Messages that were over a limit.", "limit", of.met, names)
 
 
-def _family(name: str, kind: str, tells: str, label: str, values: Mapping[str, int]) -> Iterator[str]:
-    yield f"# HELP {name} {tells}"
-    yield f"# TYPE {name} {kind}"
-    for value, count in sorted(values.items()):
-        yield f'{name}{{{label}="{value}"}} {count}' if label else f"{name} {count}"
+def _counter(name: str, tells: str, label: str, counts: Mapping[str, int], known: Iterable[str] = ()) -> Metric:
+    family = CounterMetricFamily(name, tells, labels=[label])
+    for value, count in sorted({**dict.fromkeys(known, 0), **dict(counts)}.items()):
+        family.add_metric([value], count)
+    return family
 
 
-async def listen(target: str, registry: Registry) -> asyncio.Server | None:
-    """Answers until the server is closed. An address that is taken costs the metrics, with a warning, not the receiver."""
+class Stoppable(Protocol):
+    """A server of the standard library."""
+
+    def shutdown(self) -> None:
+        """Ends its loop, and waits for that."""
+
+    def server_close(self) -> None:
+        """Closes its socket."""
+
+
+class Listening:
+    """Metrics that are served, in a thread, until `close`."""
+
+    def __init__(self, server: Stoppable, thread: Thread) -> None:
+        self.server = server
+        self.thread = thread
+
+    def close(self) -> None:
+        """Stops serving; takes up to half a second."""
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+def listen(target: str, registry: Registry) -> Listening | None:
+    """Serves `HOST:PORT`. An address that is taken costs the metrics, with a warning, not the receiver."""
     host, _, port = target.rpartition(":")
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), REQUEST_SECONDS)
-            writer.write(_response(head, registry))
-            await writer.drain()
-        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
-            pass  # not a request
-        finally:
-            writer.close()
-
+    figures = CollectorRegistry(auto_describe=False)
+    figures.register(Figures(registry))
     try:
-        return await asyncio.start_server(answer, host.strip("[]"), int(port), limit=REQUEST_BYTES)
+        return Listening(*start_http_server(int(port), host.strip("[]"), figures))
     except OSError as error:
         LOG.warning("no metrics", extra={"listen": target, "reason": error.strerror or str(error)})
         return None
-
-
-def _response(head: bytes, registry: Registry) -> bytes:
-    method, _, rest = head.partition(b" ")
-    found = rest.split(b" ", 1)[0].partition(b"?")[0] == b"/metrics"
-    status = "405 Method Not Allowed" if method != b"GET" else "200 OK" if found else "404 Not Found"
-    body = text(registry).encode() if status == "200 OK" else status.encode()
-    kind = "text/plain; version=0.0.4; charset=utf-8"
-    return (
-        f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
-    )

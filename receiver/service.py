@@ -114,7 +114,7 @@ class Receiver:
         self.servers: list[Server] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.listener: Listener | None = None
-        self.metrics: asyncio.Server | None = None
+        self.metrics: metrics.Listening | None = None
 
     async def start(self) -> None:
         """Listens. Raises ReceiverError when an address cannot be had; `stop` is to be called then too."""
@@ -125,7 +125,7 @@ class Receiver:
         for server in self.servers:
             await server.start()
         if self.config.metrics_listen:
-            self.metrics = await metrics.listen(self.config.metrics_listen, self.registry)
+            self.metrics = metrics.listen(self.config.metrics_listen, self.registry)
         self.tasks.append(asyncio.create_task(beat_forever(self.registry, self.jobs), name="heartbeat"))
         handlers = {SESSION_CHANNEL: self.jobs.session_began, EVENTS_CHANNEL: lambda _: self._wake()}
         self.listener = Listener(self.url, handlers, self._look_again)
@@ -157,7 +157,7 @@ class Receiver:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         if self.metrics:
-            self.metrics.close()
+            await asyncio.to_thread(self.metrics.close)
         if self.listener:
             await self.listener.stop()
         await beat(self.registry, self.jobs)
