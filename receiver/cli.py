@@ -18,6 +18,8 @@ exit codes:
   2  wrong use, or something outside is in the way: said on stderr, with what to do
 """
 
+OWN = ("receiver", "bettercompute")  # everything else that is imported is a dependency of the extra `receiver`
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; answers the exit code."""
@@ -33,6 +35,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         COMMANDS[arguments.command][0](config)
     except ReceiverError as error:
         print(f"bc-receiver: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] in OWN:  # our bug
+            raise
+        hint = "pip install 'better-compute-node[receiver]'"
+        print(
+            f"bc-receiver: {arguments.command}: the receiver's libraries are not installed: {error.name}\n  {hint}",
+            file=sys.stderr,
+        )
         return 2
     except KeyboardInterrupt:
         return 2

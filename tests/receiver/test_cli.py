@@ -206,3 +206,13 @@ def test_logs_json_when_asked(database: str, short: Path) -> None:
         code, rest = stop(process)
         assert code == 0
         assert [json.loads(line)["event"] for line in rest.splitlines()] == ["draining", "stopped"]
+
+
+def test_names_the_extra_when_the_agent_alone_is_installed(tmp_path: Path) -> None:
+    """A path entry whose `psycopg` is not there stands in for an environment without the extra."""
+    (tmp_path / "psycopg.py").write_text("raise ModuleNotFoundError(\"No module named 'psycopg'\", name='psycopg')\n")
+    code, _, error = ended("serve", PYTHONPATH=str(tmp_path))
+    assert code == 2
+    assert "psycopg" in error
+    assert "better-compute-node[receiver]" in error
+    assert "Traceback" not in error
