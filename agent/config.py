@@ -17,6 +17,11 @@ DEFAULT_FILE = Path("/etc/bcd/bcd.toml")
 FILE_VARIABLE = "BCD_CONFIG"
 _DATA_DIR = Path("/var/lib/bcd")
 
+# The kinds of commands that there are (A7; agent/commands holds what they do), and what stands still around a GPU reset.
+COMMAND_KINDS = ("inventory.refresh", "diag.nvml", "diag.dcgm", "gpu.reset", "node.reboot")
+_ALLOWED = COMMAND_KINDS[:2]
+_PAUSED = ("nvidia-persistenced", "nvidia-dcgm")
+
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d)")
 
@@ -73,6 +78,18 @@ def _choice(*words: str) -> Callable[[str], str]:
     return parse
 
 
+def _words(*known: str) -> Callable[[str], tuple[str, ...]]:
+    """Words between commas; only those of `known`, when it names some."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        words = tuple(word.strip() for word in text.split(",") if word.strip())
+        if known and (other := [word for word in words if word not in known]):
+            raise ValueError(f"{', '.join(other)}: expected some of {', '.join(known)}")
+        return words
+
+    return parse
+
+
 def _absolute(text: str) -> Path:
     if not text:
         raise ValueError("expected a path")
@@ -96,6 +113,8 @@ SECONDS = Kind(duration, (str, int, float), duration_text, 'a duration such as "
 LIMIT = Kind(_positive, (str, int, float), duration_text, 'a duration such as "60s"')
 FLAG = Kind(_truth, (bool,), lambda value: str(value).lower(), "true or false")
 LOG_FORMAT = Kind(_choice("text", "json"))
+WORDS = Kind(_words(), (list,), ",".join, "a list of strings")
+COMMANDS = Kind(_words(*COMMAND_KINDS), (list,), ",".join, "a list of strings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +144,8 @@ class Setting:
     @property
     def toml(self) -> str:
         """The default as it stands in the file."""
+        if self.kind.toml == (list,):
+            return str(list(self.default)).replace("'", '"')
         text = self.kind.text(self.default)
         return text if self.kind.toml == (bool,) else f'"{text}"'
 
@@ -149,6 +170,16 @@ class Config:
     rescan_interval: float = _row(
         "rescan.interval", SECONDS, 43200.0, "How often all is collected anyway, with 10 % jitter. 0: never."
     )
+    commands_allow: tuple[str, ...] = _row(
+        "commands.allow", COMMANDS, _ALLOWED,
+        'Kinds of commands that this node accepts. There are also "diag.dcgm", "gpu.reset" and "node.reboot".',
+    )  # fmt: skip
+    reset_pause: tuple[str, ...] = _row(
+        "reset.pause", WORDS, _PAUSED, "Services that hold GPUs open: stopped for a GPU reset, and started again after it."
+    )
+    tools_systemctl: str = _row("tools.systemctl", TEXT, "systemctl", "The program that stops, starts and reboots: name or path.")
+    tools_nvidia_smi: str = _row("tools.nvidia_smi", TEXT, "nvidia-smi", "The program that resets GPUs: name or path.")
+    tools_dcgmi: str = _row("tools.dcgmi", TEXT, "dcgmi", "The program of DCGM's diagnostics: name or path.")
     log_format: str = _row("log.format", LOG_FORMAT, "text", "How events are logged to stderr: text or json, one a line.")
 
     @property
@@ -265,6 +296,10 @@ def _from_toml(setting: Setting, value: object, place: str) -> Any:
     wrong = not isinstance(value, setting.kind.toml) or (isinstance(value, bool) and bool not in setting.kind.toml)
     if wrong:
         raise UserError(f"{place}: {setting.key} is {_toml_type(value)}; expected {setting.kind.expects}")
+    if isinstance(value, list):
+        if not all(isinstance(word, str) for word in value):
+            raise UserError(f"{place}: {setting.key} holds something else than strings; expected {setting.kind.expects}")
+        value = ",".join(value)
     return _from_text(setting, value if isinstance(value, str) else str(value), f"{place}: {setting.key}")
 
 

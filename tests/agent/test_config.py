@@ -54,6 +54,9 @@ def test_the_shipped_file_shows_every_key_and_its_lines_are_the_defaults() -> No
         ('"settle" = 2021-01-01\n', ":1: ", "settle is a date"),
         ('[log]\nformat = "xml"\n', ":2: ", "expected text or json"),
         ("nvml = 3\n", ":1: ", "unknown key 'nvml'"),
+        ('[commands]\nallow = ["gpu.reset", "node.fly"]\n', ":2: ", "node.fly: expected some of inventory.refresh, diag.nvml"),
+        ('[commands]\nallow = "gpu.reset"\n', ":2: ", "commands.allow is a string; expected a list of strings"),
+        ("[reset]\npause = [7]\n", ":2: ", "reset.pause holds something else than strings"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, text: str, place: str, what: str) -> None:
@@ -62,6 +65,13 @@ def test_a_wrong_line_is_named(tmp_path: Path, text: str, place: str, what: str)
         load(file, {}, {})
     assert str(caught.value).startswith(f"{file}{place}")
     assert what in str(caught.value)
+
+
+def test_a_list_is_a_list_in_the_file_and_words_with_commas_elsewhere(tmp_path: Path) -> None:
+    file = write(tmp_path, '[reset]\npause = ["a", "b"]\n')
+    assert load(file, {}, {}).reset_pause == ("a", "b")
+    assert load(file, {"BCD_COMMANDS_ALLOW": "gpu.reset, node.reboot"}, {}).commands_allow == ("gpu.reset", "node.reboot")
+    assert load(file, {"BCD_COMMANDS_ALLOW": ""}, {}).commands_allow == ()
 
 
 def test_what_is_no_toml_or_no_text_names_the_file(tmp_path: Path) -> None:
