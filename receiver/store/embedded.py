@@ -16,7 +16,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGINT, SIGQUIT
 from urllib.parse import quote
@@ -44,8 +45,8 @@ class EmbeddedPostgres:
     directory: Path
     socket_directory: Path
     process: subprocess.Popen[bytes]
-    _lock: int
-    _ended: threading.Event = field(default_factory=threading.Event)
+    _ended: threading.Event
+    _lock: int = -1
 
     def url(self, database: str = "postgres") -> str:
         """The libpq URL of a database of this server."""
@@ -81,15 +82,18 @@ def start(directory: Path, binaries: str = "", settings: Mapping[str, str] | Non
     """
     directory = directory.absolute()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = _take(directory)
-    try:
+    with ExitStack() as undo:  # whatever goes wrong until the server is ready
+        lock = _take(directory)
+        undo.callback(os.close, lock)
         programs = find_binaries(directory / "data", binaries)
         _ensure_cluster(directory, programs)
         _await_orphan(directory / "data")
-        return _serve(directory, programs, settings or {}, lock)
-    except BaseException:
-        os.close(lock)
-        raise
+        server = _launch(directory, programs, settings or {})
+        undo.callback(server.stop)
+        _await_ready(server)
+        undo.pop_all()
+        server._lock = lock
+        return server
 
 
 def find_binaries(cluster: Path, setting: str = "") -> Path:
@@ -188,27 +192,20 @@ def _postmaster(cluster: Path) -> int | None:
         return None
 
 
-def _serve(directory: Path, programs: Path, settings: Mapping[str, str], lock: int) -> EmbeddedPostgres:
-    cluster, log = directory / "data", directory / "log"
+def _launch(directory: Path, programs: Path, settings: Mapping[str, str]) -> EmbeddedPostgres:
+    cluster = directory / "data"
     sockets = _socket_directory(directory)
     options = [part for name, value in {**settings, **_FIXED}.items() for part in ("-c", f"{name}={value}")]
     command = _command(cluster, programs / "postgres", "-D", str(cluster), "-k", str(sockets), *options)
     ended = threading.Event()
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    output = os.open(directory / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         if os.fstat(output).st_size > _LOG_BYTES:
             os.ftruncate(output, 0)
         process = _popen(command, output, ended)
     finally:
         os.close(output)
-    server = EmbeddedPostgres(directory, sockets, process, lock, ended)
-    try:
-        _await_ready(server, log)
-    except BaseException:
-        server._lock = -1  # start() lets go of it
-        server.stop()
-        raise
-    return server
+    return EmbeddedPostgres(directory, sockets, process, ended)
 
 
 def _popen(command: list[str], output: int, ended: threading.Event) -> subprocess.Popen[bytes]:
@@ -240,8 +237,8 @@ def _popen(command: list[str], output: int, ended: threading.Event) -> subproces
     return started[0]
 
 
-def _await_ready(server: EmbeddedPostgres, log: Path) -> None:
-    end = time.monotonic() + _START_SECONDS
+def _await_ready(server: EmbeddedPostgres) -> None:
+    end, log = time.monotonic() + _START_SECONDS, server.directory / "log"
     pid_file = server.directory / "data" / "postmaster.pid"
     while time.monotonic() < end:
         if server.process.poll() is not None:
