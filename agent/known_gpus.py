@@ -21,8 +21,12 @@ Known = Mapping[str, Remembered]  # bus id -> GPU
 
 
 def learn(known: Known, section: pb.GpusSection, boot_id: str) -> dict[str, Remembered]:
-    """`known` and what a section of this boot shows. A section whose NVML did not answer still tells the PCI functions."""
-    shown = {gpu.bus_id: gpu for gpu in section.gpus if gpu.bus_id and gpu.uuid and gpu.state != "lost" and not gpu.assigned}
+    """`known` and what a section of this boot shows. A section whose NVML did not answer still tells the PCI functions.
+
+    A lost GPU is learnt where nothing is remembered: the next collection may not find out its identity any more.
+    """
+    told = {gpu.bus_id: gpu for gpu in section.gpus if gpu.bus_id and gpu.uuid}
+    shown = {bus_id: gpu for bus_id, gpu in told.items() if gpu.state != "lost" and not gpu.assigned}
     uuids = {gpu.uuid for gpu in shown.values()}
     models = {f.bus_id: f.device_id for f in section.pci_functions}
     kept = {
@@ -31,7 +35,12 @@ def learn(known: Known, section: pb.GpusSection, boot_id: str) -> dict[str, Reme
         if remembered.gpu.uuid not in uuids  # it has moved, or is told anew below
         and not _another(remembered.gpu, models.get(bus_id))
     }
-    return kept | {bus_id: Remembered(boot_id, gpu) for bus_id, gpu in shown.items()}
+    lost = {bus_id: gpu for bus_id, gpu in told.items() if gpu.state == "lost" and not _holds(kept, bus_id, gpu)}
+    return kept | {bus_id: Remembered(boot_id, gpu) for bus_id, gpu in (shown | lost).items()}
+
+
+def _holds(known: Known, bus_id: str, gpu: pb.Gpu) -> bool:
+    return bus_id in known and known[bus_id].gpu.uuid == gpu.uuid
 
 
 def _another(gpu: pb.Gpu, device_id: str | None) -> bool:

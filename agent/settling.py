@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from bettercompute.agent.v1 import inventory_pb2 as pb
 
+from agent.collectors.gpu_pci import is_gpu
 from agent.sections import Collected, Failed
 
 RETRY = 15.0  # seconds
@@ -48,6 +49,6 @@ def _unsettled(section: pb.GpusSection) -> str | None:
     for gpu in section.gpus:
         if gpu.fabric.state == "in-progress":
             return f"the fabric of {gpu.bus_id} is in progress"
-    bound = sum(1 for f in section.pci_functions if f.driver == "nvidia" and f.class_code.startswith("03"))
+    bound = sum(1 for f in section.pci_functions if f.driver == "nvidia" and is_gpu(f))
     answering = sum(1 for gpu in section.gpus if gpu.state != "lost" and not gpu.assigned)
     return f"{answering} of {bound} GPUs that are bound to nvidia answer" if answering < bound else None

@@ -1,17 +1,15 @@
-"""NVIDIA's functions on the PCI bus, from sysfs: GPUs, their audio and USB functions, NVSwitches (vendor 10de, class 0680)."""
-
-import re
+"""NVIDIA's functions on the PCI bus, from sysfs: GPUs, their audio and USB functions, NVSwitches (vendor 10de, class 0680);
+and what the driver's procfs says of a GPU."""
 
 from bettercompute.agent.v1 import inventory_pb2 as pb
 from bettercompute.contract.bus_id import bus_id, sysfs_bus_id
 
-from agent.collectors import Files
-from agent.collectors.sysfs import number
+from agent.collectors import Files, sysfs
+from agent.collectors.pci import is_function, is_virtual, numa_node
 
 _DEVICES = "/sys/bus/pci/devices"
 _NVIDIA = "0x10de"
 _STUBS = ("pci-stub", "xen-pciback", "pciback")  # beside vfio-pci and the variant drivers, nvgrace_gpu_vfio_pci
-_FUNCTION = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _WIDTHS = range(1, 33)  # lanes; the kernel says 0 or 255 for a link that it does not know
 
 
@@ -23,8 +21,8 @@ def functions(files: Files) -> list[pb.PciFunction]:
 
 
 def is_gpu(function: pb.PciFunction) -> bool:
-    """Display controllers: VGA (0300) and 3D (0302)."""
-    return function.class_code.startswith("03")
+    """Display controllers: VGA (0300) and 3D (0302). A vGPU host's SR-IOV functions are parts of one."""
+    return function.class_code.startswith("03") and not function.virtual_function
 
 
 def is_stub(function: pb.PciFunction) -> bool:
@@ -52,9 +50,32 @@ def link_widths(files: Files, function: pb.PciFunction) -> list[int]:
     """
     path = files.realpath(_directory(function)) or ""
     parent = path.rsplit("/", 1)[0]
-    directories = [_directory(function)] + ([parent] if _FUNCTION.fullmatch(parent.rsplit("/", 1)[-1]) else [])
+    directories = [_directory(function)] + ([parent] if is_function(parent.rsplit("/", 1)[-1]) else [])
     widths = (files.integer(f"{directory}/max_link_width") for directory in directories)
     return [width for width in widths if width is not None and width in _WIDTHS]
+
+
+def told_by_driver(files: Files, function: pb.PciFunction) -> pb.Gpu | None:
+    """A GPU as the loaded module knows it without NVML, from /proc/driver/nvidia/gpus/0000:18:00.0/information:
+
+        Model:           NVIDIA H100 80GB HBM3
+        GPU UUID:        GPU-2640f7c5-58ba-4407-a356-95c87de7ca51
+        GPU Excluded:            No
+
+    None without a UUID (`GPU-????????-...` before the GPU was first initialized), and for one that the module was told to leave
+    alone (NVreg_ExcludedGpus): nothing is wrong with that.
+    """
+    path = f"/proc/driver/nvidia/gpus/{sysfs_bus_id(function.bus_id)}/information"
+    said = sysfs.colon_values(files.text(path) or "")
+    uuid, name = said.get("GPU UUID", ""), said.get("Model", "")
+    if not uuid or "?" in uuid or said.get("GPU Excluded") == "Yes":
+        return None
+    gpu = pb.Gpu(uuid=uuid, bus_id=function.bus_id, device_id=function.device_id)
+    if name and name != "Unknown":
+        gpu.name = name
+    if function.subsystem_id:
+        gpu.subsystem_id = function.subsystem_id
+    return gpu
 
 
 def _directory(function: pb.PciFunction) -> str:
@@ -74,9 +95,9 @@ def _function(files: Files, name: str, form: str | None) -> pb.PciFunction | Non
         function.subsystem_id = f"{vendor}:{device}"
     if driver := files.link(f"{directory}/driver"):
         function.driver = driver
-    node = number(files.value(f"{directory}/numa_node"), bits=31)
-    if node is not None:
+    if (node := numa_node(files, directory)) is not None:
         function.numa_node = node
+    function.virtual_function = is_virtual(files, directory)
     return function
 
 

@@ -1,7 +1,8 @@
 """Section `gpus`: NVIDIA's functions on PCI (gpu_pci), the driver, and each GPU as NVML tells it (gpu_facts).
 
-NVML is opened only where a GPU is there that should answer it. Known GPUs that NVML does not list stay: lost while their
-function is the driver's, assigned while a VM's stub has it. A GPU that NVML lists in an error hides none of the others.
+NVML is opened only where a GPU is there that should answer it. GPUs that NVML does not list and that are remembered, or named by
+the driver's procfs, stay: lost while their function is the driver's, assigned while a VM's stub has it. A GPU that NVML lists in
+an error hides none of the others.
 """
 
 import re
@@ -56,7 +57,7 @@ def collect(ctx: Context) -> pb.GpusSection:
                 ctx.nvml.close()
         except NvmlError as error:
             section.error.CopyFrom(_failure(error))
-    section.gpus.extend(_known(ctx, section))
+    section.gpus.extend(_unlisted(ctx, section))
     _driver(ctx.files, section.driver)
     if not section.driver.ListFields():
         section.ClearField("driver")
@@ -193,27 +194,35 @@ def _width(files: Files, device: Device, gpu: pb.Gpu, function: pb.PciFunction) 
 # ---------------------------------------------------------------- GPUs that NVML does not list
 
 
-def _known(ctx: Context, section: pb.GpusSection) -> list[pb.Gpu]:
-    """Known GPUs whose function is still there: lost where NVML answers and should list them, assigned where a stub has them."""
-    by_bus = {function.bus_id: function for function in section.pci_functions}
+def _unlisted(ctx: Context, section: pb.GpusSection) -> list[pb.Gpu]:
+    """GPUs whose function is there: lost where NVML answers and should list them, assigned where a stub has a known one."""
     uuids, buses = {gpu.uuid for gpu in section.gpus}, {gpu.bus_id for gpu in section.gpus}
     found = []
-    for known in ctx.known:
-        function = by_bus.get(known.bus_id)
-        if function is None or not known.uuid or known.uuid in uuids or known.bus_id in buses:
+    for function in section.pci_functions:
+        if function.bus_id in buses:
             continue
         if gpu_pci.is_stub(function):
-            gpu = _remembered(known, "ok")
-            gpu.assigned = True
+            gpu = _same(ctx.known, pb.Gpu(bus_id=function.bus_id))
         elif gpu_pci.expects_nvml(function) and not section.HasField("error"):
-            gpu = _remembered(known, "lost")
+            gpu = _lost(ctx, function)
         else:
             continue
+        if gpu is None or gpu.uuid in uuids:
+            continue
+        stub = gpu_pci.is_stub(function)
+        gpu = _remembered(gpu, "ok" if stub else "lost")
+        gpu.assigned = stub
+        gpu.bus_id = function.bus_id
         gpu_pci.locate(ctx.files, gpu, function)
         uuids.add(gpu.uuid)
-        buses.add(gpu.bus_id)
         found.append(gpu)
     return found
+
+
+def _lost(ctx: Context, function: pb.PciFunction) -> pb.Gpu | None:
+    """The GPU of a function that NVML does not list. The driver's word on which it is goes before what is remembered."""
+    told = gpu_pci.told_by_driver(ctx.files, function)
+    return _same(ctx.known, told or pb.Gpu(bus_id=function.bus_id)) or told
 
 
 def _same(known: Iterable[pb.Gpu], gpu: pb.Gpu) -> pb.Gpu | None:

@@ -12,7 +12,7 @@ import re
 from bettercompute.agent.v1 import inventory_pb2 as pb
 
 from agent.collectors import Context, Files, sysfs
-from agent.collectors.pci import function_directory, place
+from agent.collectors.pci import function_directory, is_virtual, place
 from agent.host import EthtoolInfo
 
 _KINDS = {1: "ethernet", 32: "infiniband"}  # ARPHRD_* of if_arp.h, as /sys/class/net/*/type shows them
@@ -53,8 +53,7 @@ def _hardware(files: Files, link: str) -> str | None:
     path = files.realpath(link)
     if path is None or "/devices/virtual/" in path or _SUBFUNCTION.search(path) or not files.exists(f"{path}/device"):
         return None
-    function_of = f"{path}/device/physfn"  # a link; in a tree that holds only a part of /sys it may lead nowhere
-    return None if files.exists(function_of) or files.link(function_of) else path
+    return None if is_virtual(files, f"{path}/device") else path
 
 
 def _nic(ctx: Context, name: str, path: str) -> pb.Nic:

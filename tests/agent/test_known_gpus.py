@@ -31,7 +31,12 @@ def test_a_lost_or_assigned_gpu_is_remembered_as_it_was() -> None:
     known = learn({}, section(gpu("GPU-1", A, name="H100"), gpu("GPU-2", B)), "boot-1")
     later = learn(known, section(gpu("GPU-1", A, state="lost"), gpu("GPU-2", B, assigned=True)), "boot-2")
     assert later == known
-    assert learn({}, section(gpu("GPU-1", A, state="lost")), "boot-1") == {}
+
+
+def test_a_lost_gpu_is_learnt_where_nothing_or_another_is_remembered() -> None:
+    lost = section(gpu("GPU-1", A, state="lost"))
+    assert uuids(learn({}, lost, "boot-1")) == {A: "GPU-1"}
+    assert uuids(learn(learn({}, section(gpu("GPU-9", A)), "boot-1"), lost, "boot-2")) == {A: "GPU-1"}
 
 
 def test_a_section_without_nvml_takes_nothing_away() -> None:

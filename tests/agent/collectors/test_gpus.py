@@ -13,6 +13,8 @@ from agent.collectors.gpus import collect as collect_gpus
 from agent.errors import SectionFailed, Unreadable
 from agent.nvml import HANDLE
 from agent.recorded import RecordedNvml, open_host, open_nvml
+from agent.sections import Collected, Section
+from agent.settling import unsettled
 from tests.nvml_stub.sample import MIG_UUID, SLOTS, UUIDS, full, record
 
 
@@ -456,6 +458,66 @@ def test_a_known_gpu_that_neither_nvml_nor_pci_shows_is_not_in_the_section(tmp_p
     folder = record(tmp_path / "host", nvml)
     (folder / "root/sys/bus/pci/devices" / SLOTS[0]).unlink()
     assert [gpu.uuid for gpu in section(folder, known()).gpus] == [UUIDS[1]]
+
+
+def tell(folder: Path, index: int, text: str) -> Path:
+    information = folder / f"root/proc/driver/nvidia/gpus/{SLOTS[index]}/information"
+    information.parent.mkdir(parents=True)
+    information.write_text(text)
+    return folder
+
+
+INFORMATION = (
+    f"Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 120\nGPU UUID: \t {UUIDS[1]}\nVideo BIOS: \t 96.00.89.00.01\n"
+    "Bus Type: \t PCIe\nBus Location: \t 0000:3b:00.0\nDevice Minor: \t 1\nGPU Excluded:\t No\n"
+)
+
+
+@pytest.mark.parametrize("handle", [None, {"error": "GPU_IS_LOST"}])
+def test_a_gpu_that_nobody_knows_and_nvml_cannot_tell_is_lost_under_the_name_that_the_driver_gives(
+    tmp_path: Path, handle: object
+) -> None:
+    nvml = full()
+    nvml["devices"][1:] = [{"handle": handle}] if handle else []
+    message = section(tell(record(tmp_path / "host", nvml), 1, INFORMATION))
+    lost = next(gpu for gpu in message.gpus if gpu.state == "lost")
+    assert (lost.uuid, lost.name, lost.bus_id) == (UUIDS[1], "NVIDIA H100 80GB HBM3", "00000000:3B:00.0")
+    assert (lost.device_id, lost.subsystem_id, lost.numa_node) == ("2330", "10de:16c1", 1)
+    assert len(message.gpus) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        INFORMATION.replace(UUIDS[1], "GPU-????????-????-????-????-????????????"),
+        INFORMATION.replace("Excluded:\t No", "Excluded:\t Yes"),
+        "",
+        "GPU UUID",
+    ],
+)
+def test_a_gpu_without_a_name_or_that_the_driver_leaves_alone_is_not_made_up(tmp_path: Path, text: str) -> None:
+    nvml = full()
+    del nvml["devices"][1]
+    assert [gpu.uuid for gpu in section(tell(record(tmp_path / "host", nvml), 1, text)).gpus] == [UUIDS[0]]
+
+
+def test_the_drivers_word_on_which_gpu_is_there_goes_before_what_is_remembered(tmp_path: Path) -> None:
+    nvml = full()
+    del nvml["devices"][1]
+    other = pb.Gpu(uuid="GPU-other", bus_id="00000000:3B:00.0", device_id="2330", state="ok")
+    gpus = section(tell(record(tmp_path / "host", nvml), 1, INFORMATION), (other,)).gpus
+    assert [(gpu.uuid, gpu.state) for gpu in gpus] == [(UUIDS[0], "ok"), (UUIDS[1], "lost")]
+
+
+def test_virtual_functions_of_a_vgpu_host_are_listed_and_expect_no_nvml(tmp_path: Path) -> None:
+    nvml = full()
+    del nvml["devices"][1]
+    folder = record(tmp_path / "host", nvml)
+    (folder / "root/sys/bus/pci/devices" / SLOTS[1] / "physfn").symlink_to(f"../{SLOTS[0]}")
+    message = section(folder, known()[1:])
+    assert [f.virtual_function for f in message.pci_functions] == [False, True]
+    assert [gpu.state for gpu in message.gpus] == ["ok"]
+    assert unsettled(Collected((Section("gpus", encode(message)),))) is None
 
 
 def test_a_known_gpu_on_a_stub_driver_is_assigned_not_lost(tmp_path: Path) -> None:

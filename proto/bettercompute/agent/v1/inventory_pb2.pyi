@@ -1068,6 +1068,7 @@ class PciFunction(_message.Message):
     CLASS_CODE_FIELD_NUMBER: _builtins.int
     DRIVER_FIELD_NUMBER: _builtins.int
     NUMA_NODE_FIELD_NUMBER: _builtins.int
+    VIRTUAL_FUNCTION_FIELD_NUMBER: _builtins.int
     bus_id: _builtins.str
     device_id: _builtins.str
     """"2330", lower-case hexadecimal, without the vendor"""
@@ -1078,6 +1079,8 @@ class PciFunction(_message.Message):
     driver: _builtins.str
     """absent: bound to none"""
     numa_node: _builtins.int
+    virtual_function: _builtins.bool
+    """an SR-IOV function of a vGPU host: NVML lists the GPU that it is a part of"""
     def __init__(
         self,
         *,
@@ -1087,10 +1090,11 @@ class PciFunction(_message.Message):
         class_code: _builtins.str = ...,
         driver: _builtins.str | None = ...,
         numa_node: _builtins.int | None = ...,
+        virtual_function: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_driver", b"_driver", "_numa_node", b"_numa_node", "_subsystem_id", b"_subsystem_id", "driver", b"driver", "numa_node", b"numa_node", "subsystem_id", b"subsystem_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_driver", b"_driver", "_numa_node", b"_numa_node", "_subsystem_id", b"_subsystem_id", "bus_id", b"bus_id", "class_code", b"class_code", "device_id", b"device_id", "driver", b"driver", "numa_node", b"numa_node", "subsystem_id", b"subsystem_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_driver", b"_driver", "_numa_node", b"_numa_node", "_subsystem_id", b"_subsystem_id", "bus_id", b"bus_id", "class_code", b"class_code", "device_id", b"device_id", "driver", b"driver", "numa_node", b"numa_node", "subsystem_id", b"subsystem_id", "virtual_function", b"virtual_function"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__driver: _TypeAlias = _typing.Literal["driver"]  # noqa: Y015
     _WhichOneofArgType__driver: _TypeAlias = _typing.Literal["_driver", b"_driver"]  # noqa: Y015
