@@ -97,11 +97,18 @@ def _bodies(bodies: m.Bodies, now: float) -> Iterator[pb.SessionRequest]:
         yield from chunks(bodies.digest, section, bodies.chunk_bytes)
 
 
+def _command_result(result: m.CommandResult, now: float) -> Iterator[pb.SessionRequest]:
+    message = pb.CommandResult(id=result.id, reason=result.reason, payload_json=result.payload)
+    message.status = pb.CommandStatus.Value(f"COMMAND_STATUS_{result.status.upper()}")
+    yield pb.SessionRequest(command_result=message)
+
+
 _ENCODERS: Mapping[type, Callable[[Any, float], Iterator[pb.SessionRequest]]] = {
     m.Hello: _hello,
     m.StatusReport: _report,
     m.InventoryOffer: _offer,
     m.Bodies: _bodies,
+    m.CommandResult: _command_result,
 }
 
 
@@ -174,11 +181,22 @@ def _result(r: pb.InventoryResult) -> m.InventoryResult:
     )
 
 
+def _command(c: pb.Command) -> m.Command:
+    start_within = _seconds(c.start_within) if c.HasField("start_within") else None
+    return m.Command(c.id, c.kind, c.payload_json, c.idempotency_key, start_within)
+
+
+def _ack(a: pb.CommandAck) -> m.CommandAck:
+    return m.CommandAck(a.id)
+
+
 _DECODERS: Mapping[str, Callable[[Any], m.FromGateway]] = {
     "welcome": _welcome,
     "session_end": _session_end,
     "inventory_request": _request,
     "inventory_result": _result,
+    "command": _command,
+    "command_ack": _ack,
 }
 
 

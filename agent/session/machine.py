@@ -1,8 +1,9 @@
 """When what is said: the conversation with the gateway as a table of (phase, event) -> rule (SPEC A3). Pure.
 
-Events are the gateway's messages and our own: Opened, HelloChanged, StatusChanged, InventoryChanged, Tick, Lost. A rule returns
-the next state and what goes out: messages to send, and notes to the daemon (Welcomed, Answered, CollectAgain, Close). A pair
-that is not in the table changes nothing: the peer may be newer, or its message crossed ours.
+Events are the gateway's messages and our own: Opened, HelloChanged, StatusChanged, InventoryChanged, CommandDone, Tick, Lost. A
+rule returns the next state and what goes out: messages to send, and notes to the daemon (Welcomed, Answered, CollectAgain,
+Ordered, Acknowledged, Close). A pair that is not in the table changes nothing: the peer may be newer, or its message crossed
+ours.
 
 One State outlives its stream: `Opened` begins the next session and keeps what was applied or refused. Times are seconds
 of one monotonic clock.
@@ -23,6 +24,7 @@ ANSWER_LIMIT = 120.0  # without a word about an offer by then it counts as never
 UNANSWERED_HOLD = 300.0  # and is made again after this
 REFUSED_HOLD = 3600.0  # a digest that was refused twice is not offered again before this
 RETRY_DEFAULT = 60.0  # `retry` without a time
+RESULT_GAP = 60.0  # a command's result that nobody acknowledges is sent again after this, and in each new session
 APPLIED = ("applied", "unchanged", "advisory")  # the receiver has the inventory
 
 
@@ -68,6 +70,13 @@ class InventoryChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class CommandDone:
+    """A command has ended: its result is sent until it is acknowledged."""
+
+    result: m.CommandResult
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed: the state's `deadline` is reached."""
 
@@ -103,13 +112,27 @@ class CollectAgain:
 
 
 @dataclass(frozen=True, slots=True)
+class Ordered:
+    """The gateway orders this."""
+
+    command: m.Command
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """The gateway has the result of this command for good."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """End the stream. `end` is what the gateway said; None: it did not answer in time."""
 
     end: m.SessionEnd | None
 
 
-Output = m.ToGateway | Welcomed | Answered | CollectAgain | Close
+Output = m.ToGateway | Welcomed | Answered | CollectAgain | Ordered | Acknowledged | Close
 Outputs = tuple[Output, ...]
 
 
@@ -124,7 +147,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A session, and what outlives it: `status`, `inventory`, `hold`."""
+    """A session, and what outlives it: `status`, `inventory`, `hold`, `results`."""
 
     phase: Phase = Phase.CLOSED
     since: float = 0.0  # of the phase, for its limit
@@ -141,6 +164,9 @@ class State:
     status: m.Status = field(default_factory=m.Status)
     inventory: m.InventoryOffer | None = None
     hold: Hold | None = None
+    results: tuple[m.CommandResult, ...] = ()  # not acknowledged yet
+    unsent: tuple[m.CommandResult, ...] = ()  # those of them that are due
+    results_at: float = 0.0  # when the last of them went out
 
     @property
     def welcomed(self) -> bool:
@@ -160,6 +186,8 @@ class State:
             times.append(self.since + WELCOME_LIMIT)
         if self.welcomed:
             times.append(self.report_at)
+            if self.results:
+                times.append(self.results_at + RESULT_GAP)
         if self.phase in _UNDER_WAY:
             times.append(self.since + ANSWER_LIMIT)
         if self.phase is Phase.IDLE and self.held_until is not None and not self.is_applied:
@@ -192,8 +220,9 @@ def step(state: State, event: object, now: float) -> tuple[State, Outputs]:
     state, hello = _hello_due(state, now)
     state, offer = _offer_due(state, now)
     state, report = _report_due(state, now)
+    state, results = _results_due(state, now)
     # After Welcome the report goes first (A3); later the offer does, so that the gateway does not ask for it on the report.
-    return state, out + hello + (report + offer if state.seq == 1 else offer + report)
+    return state, out + hello + (report + offer if state.seq == 1 else offer + report) + results
 
 
 # ---- rules
@@ -219,6 +248,7 @@ def _welcome(state: State, event: m.Welcome, now: float) -> tuple[State, Outputs
         interval=event.status_interval,
         chunk_bytes=event.chunk_bytes,
         applied=event.applied_digest,
+        unsent=state.results,
     )
     return welcomed, (Welcomed(event.epoch),)
 
@@ -275,6 +305,21 @@ def _result(state: State, event: m.InventoryResult, now: float) -> tuple[State, 
     return replace(idle, hold=Hold(event.digest, now + after, refusals)), (Answered(event),)
 
 
+def _ordered(state: State, event: m.Command, now: float) -> tuple[State, Outputs]:
+    return state, (Ordered(event),)
+
+
+def _done(state: State, event: CommandDone, now: float) -> tuple[State, Outputs]:
+    others = tuple(r for r in state.results if r.id != event.result.id)
+    unsent = tuple(r for r in state.unsent if r.id != event.result.id)
+    return replace(state, results=(*others, event.result), unsent=(*unsent, event.result)), ()
+
+
+def _acknowledged(state: State, event: m.CommandAck, now: float) -> tuple[State, Outputs]:
+    left, unsent = (tuple(r for r in results if r.id != event.id) for results in (state.results, state.unsent))
+    return replace(state, results=left, unsent=unsent), (Acknowledged(event.id),)
+
+
 def _tick(state: State, event: Tick, now: float) -> tuple[State, Outputs]:
     if state.phase is Phase.GREETING and now >= state.since + WELCOME_LIMIT:
         return _closed(state), (Close(None),)
@@ -285,7 +330,7 @@ def _tick(state: State, event: Tick, now: float) -> tuple[State, Outputs]:
 
 
 def _closed(state: State) -> State:
-    return State(applied=state.applied, status=state.status, inventory=state.inventory, hold=state.hold)
+    return State(applied=state.applied, status=state.status, inventory=state.inventory, hold=state.hold, results=state.results)
 
 
 _OPEN = (Phase.GREETING, Phase.IDLE, Phase.OFFERED, Phase.SENT)
@@ -299,6 +344,9 @@ TABLE: Mapping[tuple[Phase, type], Rule] = {
     **{(phase, m.InventoryRequest): _wanted for phase in _UNDER_WAY},
     **{(phase, HelloChanged): _hello for phase in _OPEN},
     **{(phase, m.InventoryResult): _result for phase in _WELCOMED},  # late ones too
+    **{(phase, m.Command): _ordered for phase in _WELCOMED},
+    **{(phase, m.CommandAck): _acknowledged for phase in _WELCOMED},
+    **{(phase, CommandDone): _done for phase in Phase},
     **{(phase, m.SessionEnd): _end for phase in _OPEN},
     **{(phase, Tick): _tick for phase in _OPEN},
     **{(phase, Lost): _lost for phase in _OPEN},
@@ -335,27 +383,8 @@ def _report_due(state: State, now: float) -> tuple[State, Outputs]:
     return replace(state, seq=report.seq, reported_at=now, changed_at=changed_at, dirty=False), (report,)
 
 
-# ---- after a session: SessionEnd's reason -> the bounds of the wait, in seconds
-
-RECONNECT: Mapping[str, tuple[float, float]] = {
-    "superseded": (30.0, 60.0),  # B1: so that two copies of a node show as alternation, not as a storm
-    "revoked": (300.0, 600.0),  # until a person lets the node join again
-    "protocol-unsupported": (1800.0, 3600.0),  # until one side is upgraded
-    "bad-message": (30.0, 60.0),  # our bug: not to be repeated in a loop
-    "overloaded": (5.0, 30.0),
-    "draining": (0.1, 2.0),  # another receiver is there
-}
-BACKOFF_FIRST, BACKOFF_LAST = 0.5, 30.0
-
-
-def reconnect_delay(end: m.SessionEnd | None, failures: int, jitter: float) -> float:
-    """Seconds until the next attempt. `failures`: sessions in a row that came to nothing. `jitter` in [0, 1)."""
-    if end is not None and end.reason in RECONNECT:
-        low, high = RECONNECT[end.reason]
-    else:
-        high = min(BACKOFF_LAST, BACKOFF_FIRST * 2.0 ** min(failures, 16))
-        low = high / 2
-    delay = low + (high - low) * jitter
-    if end is not None and end.retry_after is not None:
-        delay = max(delay, end.retry_after * (1 + jitter / 2))
-    return delay
+def _results_due(state: State, now: float) -> tuple[State, Outputs]:
+    if not state.welcomed or not state.results:
+        return state, ()
+    due = state.results if now >= state.results_at + RESULT_GAP else state.unsent
+    return (replace(state, unsent=(), results_at=now), due) if due else (state, ())

@@ -117,6 +117,16 @@ class Bodies:
     chunk_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """How a command ended: `succeeded`, `failed`, `refused` or `expired`; sent until it is acknowledged. `payload` is JSON."""
+
+    id: str
+    status: str
+    reason: str = ""
+    payload: str = ""
+
+
 # ---- from the gateway
 
 
@@ -162,11 +172,29 @@ class InventoryResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Command:
+    """An order (A7). `payload` is JSON; `start_within`: seconds left in which it may start, None: no limit."""
+
+    id: str
+    kind: str
+    payload: str = ""
+    idempotency_key: str = ""
+    start_within: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CommandAck:
+    """The gateway has a command's result for good."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Unknown:
     """A message that this version does not know: ignored."""
 
     name: str = field(default="")
 
 
-FromGateway = Welcome | SessionEnd | InventoryRequest | InventoryResult | Unknown
-ToGateway = Hello | StatusReport | InventoryOffer | Bodies
+FromGateway = Welcome | SessionEnd | InventoryRequest | InventoryResult | Command | CommandAck | Unknown
+ToGateway = Hello | StatusReport | InventoryOffer | Bodies | CommandResult

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 
 from agent.config import is_local
 from agent.identity import metadata
-from agent.session import codec, machine
+from agent.session import codec, machine, reconnect
 from agent.session import messages as m
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Link:
     """This node's session with its receiver.
 
     `hello` and `status` are asked for what is true now, at each session and at each report that is due by its interval. `note`
-    is told Welcomed, Answered and CollectAgain, synchronously.
+    is told Welcomed, Answered, CollectAgain, Ordered and Acknowledged, synchronously.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Link:
         now = asyncio.get_running_loop().time()
         self.machine, outputs = machine.step(self.machine, event, now)
         for output in outputs:
-            if isinstance(output, m.Hello | m.StatusReport | m.InventoryOffer | m.Bodies):
+            if isinstance(output, m.ToGateway):
                 self._outbox.put(output)
             elif isinstance(output, machine.Close):
                 self._end = output.end or m.SessionEnd("unspecified", detail="the receiver does not answer")
@@ -157,7 +157,7 @@ class Link:
             started = time.monotonic()
             error = await self._session()
             failures = 0 if time.monotonic() - started >= STEADY else failures + 1
-            delay = machine.reconnect_delay(self._end, failures, random.random())
+            delay = reconnect.delay(self._end, failures, random.random())
             self._report(error, 0.0 if self._again.is_set() else delay)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._again.wait(), delay)

@@ -112,10 +112,34 @@ def test_requests_and_results_come_through() -> None:
     assert codec.decode(pb.SessionResponse(inventory_result=result)) == m.InventoryResult("d", "unspecified", "s", "r", None, "i")
 
 
+def test_a_command_comes_through_and_no_time_limit_is_not_one_of_zero() -> None:
+    command = pb.Command(id="cmd_1", kind="gpu.reset", payload_json='{"deviceId": "GPU-1"}', idempotency_key="k")
+    assert codec.decode(pb.SessionResponse(command=command)) == m.Command("cmd_1", "gpu.reset", '{"deviceId": "GPU-1"}', "k")
+    command.start_within.CopyFrom(Duration(seconds=0))
+    decoded = codec.decode(pb.SessionResponse(command=command))
+    assert isinstance(decoded, m.Command)
+    assert decoded.start_within == 0.0
+    assert codec.decode(pb.SessionResponse(command_ack=pb.CommandAck(id="cmd_1"))) == m.CommandAck("cmd_1")
+
+
+@pytest.mark.parametrize(
+    ("status", "number"),
+    [
+        ("succeeded", pb.COMMAND_STATUS_SUCCEEDED),
+        ("failed", pb.COMMAND_STATUS_FAILED),
+        ("refused", pb.COMMAND_STATUS_REFUSED),
+        ("expired", pb.COMMAND_STATUS_EXPIRED),
+    ],
+)
+def test_a_command_s_result_is_the_spec_s_word_on_the_wire(status: str, number: int) -> None:
+    wire = one(m.CommandResult("cmd_1", status, "RateLimited", '{"x": 1}')).command_result
+    assert (wire.id, wire.status, wire.reason, wire.payload_json) == ("cmd_1", number, "RateLimited", '{"x": 1}')
+
+
 @pytest.mark.parametrize(
     "data",
-    [b"", pb.SessionResponse(command=pb.Command(id="c")).SerializeToString(), b"\x9a\x06\x03abc"],
-    ids=["nothing-set", "not-used-yet", "of-a-newer-gateway"],
+    [b"", b"\x9a\x06\x03abc"],
+    ids=["nothing-set", "of-a-newer-gateway"],
 )
 def test_what_is_not_known_is_unknown_and_no_error(data: bytes) -> None:
     assert isinstance(codec.decode(pb.SessionResponse.FromString(data)), m.Unknown)

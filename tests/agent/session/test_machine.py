@@ -8,20 +8,22 @@ from agent.sections import Section
 from agent.session import machine
 from agent.session import messages as m
 from agent.session.machine import (
+    Acknowledged,
     Answered,
     Close,
     CollectAgain,
+    CommandDone,
     HelloChanged,
     InventoryChanged,
     Lost,
     Opened,
+    Ordered,
     Output,
     Phase,
     State,
     StatusChanged,
     Tick,
     Welcomed,
-    reconnect_delay,
     step,
 )
 
@@ -278,6 +280,45 @@ def test_a_result_of_a_newer_gateway_ends_the_offer_without_a_loop() -> None:
     assert talk.feed(Tick(), after=1.0) == []
 
 
+# ---- commands
+
+DONE = m.CommandResult("cmd_1", "succeeded")
+
+
+def test_an_order_is_told_and_answered_by_whoever_runs_it() -> None:
+    talk = Talk(applied="d1")
+    order = m.Command("cmd_1", "diag.nvml")
+    assert talk.feed(order) == [Ordered(order)]
+    assert talk.feed(CommandDone(DONE)) == [DONE]
+
+
+def test_a_result_is_sent_again_after_a_while_until_it_is_acknowledged() -> None:
+    talk = Talk(applied="d1")
+    talk.feed(CommandDone(DONE))
+    assert DONE not in talk.feed(Tick(), after=machine.RESULT_GAP - 1)
+    assert talk.state.deadline == talk.now + 1
+    assert DONE in talk.feed(Tick(), after=1.0)
+    assert talk.feed(m.CommandAck("cmd_1")) == [Acknowledged("cmd_1")]
+    assert DONE not in talk.feed(Tick(), after=machine.RESULT_GAP)
+
+
+def test_results_without_an_acknowledgement_are_sent_in_the_next_session_and_each_once() -> None:
+    talk = Talk(applied="d1")
+    other = m.CommandResult("cmd_2", "refused", "NotAllowed")
+    talk.feed(CommandDone(DONE), Lost())
+    assert talk.feed(CommandDone(other)) == []
+    assert talk.open("d1")[-2:] == [DONE, other]
+    assert talk.feed(m.CommandAck("cmd_1"), Lost()) == [Acknowledged("cmd_1")]
+    assert talk.open("d1")[-1] == other
+    assert DONE not in talk.open("d1")
+
+
+def test_a_repeat_s_result_replaces_the_one_that_waits() -> None:
+    talk = Talk(applied="d1")
+    talk.feed(Lost(), CommandDone(m.CommandResult("cmd_1", "failed")), CommandDone(DONE))
+    assert [output for output in talk.open("d1") if isinstance(output, m.CommandResult)] == [DONE]
+
+
 # ---- the end, and what does not belong
 
 
@@ -294,10 +335,12 @@ def test_the_gateway_s_end_closes(opened: bool) -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        m.Unknown("command"),
+        m.Unknown("of_tomorrow"),
         m.InventoryRequest(False, ("cpu",), "other"),
         result("other", "applied"),
         m.InventoryRequest(True),
+        m.Command("cmd_1", "node.reboot"),
+        m.CommandAck("cmd_1"),
         welcome("d1"),
         m.SessionEnd("revoked"),
         Lost(),
@@ -316,29 +359,5 @@ def test_no_event_is_out_of_place_anywhere(phase: Phase, event: object) -> None:
 def test_an_unknown_message_changes_nothing() -> None:
     talk = Talk(applied="d1")
     before = talk.state
-    assert talk.feed(m.Unknown("command")) == []
+    assert talk.feed(m.Unknown("of_tomorrow")) == []
     assert talk.state == before
-
-
-# ---- coming back
-
-
-@pytest.mark.parametrize(
-    ("end", "failures", "low", "high"),
-    [
-        (None, 0, 0.25, 0.5),
-        (None, 3, 2.0, 4.0),
-        (None, 1000, 15.0, 30.0),
-        (m.SessionEnd("unspecified"), 1, 0.5, 1.0),
-        (m.SessionEnd("superseded"), 0, 30.0, 60.0),
-        (m.SessionEnd("superseded", 1.0), 0, 30.0, 60.0),
-        (m.SessionEnd("protocol-unsupported"), 0, 1800.0, 3600.0),
-        (m.SessionEnd("overloaded", 20.0), 0, 20.0, 30.0),
-        (m.SessionEnd("draining"), 0, 0.1, 2.0),
-        (m.SessionEnd("draining", 8.0), 9, 8.0, 12.0),
-    ],
-)
-def test_the_wait_keeps_to_its_bounds(end: m.SessionEnd | None, failures: int, low: float, high: float) -> None:
-    assert reconnect_delay(end, failures, 0.0) == pytest.approx(low)
-    assert low <= reconnect_delay(end, failures, 0.5) <= high
-    assert reconnect_delay(end, failures, 0.999999) == pytest.approx(high, rel=0.01)
