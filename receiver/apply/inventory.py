@@ -25,10 +25,21 @@ def wanted(tx: Connection, node_id: str, offer: Offer) -> list[str]:
     return [] if check_offer(offer) else store.wanted(tx, node_id, offer)
 
 
+class Superseded(Exception):
+    """Another session has the node by now: what this one still brings is older than what that one says."""
+
+
 def apply_inventory(
-    tx: Connection, node_id: str, offer: Offer, bodies: Mapping[str, bytes], mint: ids.Mint = ids.mint
+    tx: Connection,
+    node_id: str,
+    offer: Offer,
+    bodies: Mapping[str, bytes],
+    epoch: int | None = None,
+    mint: ids.Mint = ids.mint,
 ) -> InventoryOutcome:
     """Applies an offer with the bytes that came for it. Locks the node's row until the caller ends the transaction.
+
+    `epoch`: of the session that the offer came by; Superseded is raised, and nothing applied, when it is not the node's.
 
     "refused": the offer or a section is not what it says, nothing is applied. "retry": bytes it needs are not here (never
     sent, or pruned since they were asked for): ask for `wanted` again. Raises LookupError for a node that does not exist.
@@ -37,6 +48,8 @@ def apply_inventory(
     if isinstance(checked, Refusal):
         return InventoryOutcome("refused", offer.digest, section=checked.section, reason=checked.reason)
     loaded = store.load(tx, node_id, offer, bodies.keys())
+    if epoch not in (None, loaded.epoch):
+        raise Superseded(f"node {node_id} has session {loaded.epoch}, the offer came by {epoch}")
     lacking = sorted(loaded.unknown - bodies.keys())
     if lacking:
         return InventoryOutcome("retry", offer.digest, section=lacking[0], reason=f"no bytes of {', '.join(lacking)}")

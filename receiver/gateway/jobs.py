@@ -89,9 +89,17 @@ class Jobs:
         names = await self.transaction(lambda tx: inventory.wanted(tx, stream.node_id, job.offer))
         return act.Wanted(job.offer, tuple(names))
 
-    async def apply(self, stream: Stream, job: act.Apply) -> act.Ended:
-        """Applies an offer."""
-        return act.Ended(await self.transaction(lambda tx: inventory.apply_inventory(tx, stream.node_id, job.offer, job.bodies)))
+    async def apply(self, stream: Stream, job: act.Apply) -> act.Ended | None:
+        """Applies an offer, unless another session has the node by now: that one has offered what is newer."""
+        try:
+            return act.Ended(
+                await self.transaction(
+                    lambda tx: inventory.apply_inventory(tx, stream.node_id, job.offer, job.bodies, stream.epoch)
+                )
+            )
+        except inventory.Superseded:
+            stream.tell(superseded(None))
+            return None
 
     def session_began(self, payload: str) -> None:
         """A notification of apply.session.CHANNEL: `<nodeId> <epoch>`, of whichever receiver."""

@@ -28,7 +28,7 @@ SELECT n.tenant_id, n.pool_id, n.trust = 'tenant-controlled' OR n.session_trust_
   {missing.COLUMN},
   ARRAY(SELECT o.name FROM unnest(%(names)s::text[], %(hashes)s::text[]) AS o(name, hash)
         WHERE (SELECT true FROM tenant_sections t WHERE (t.hash, t.tenant_id, t.name) = (o.hash, n.tenant_id, o.name)) IS NULL),
-  bytes.hashes, bytes.bodies
+  bytes.hashes, bytes.bodies, n.epoch
 FROM nodes n
 LEFT JOIN LATERAL (
   SELECT array_agg(s.hash) AS hashes, array_agg(s.body) AS bodies FROM sections s
@@ -91,6 +91,7 @@ class Loaded:
     unknown: frozenset[str]
     before: Mapping[str, Message]
     after: Mapping[str, Message]
+    epoch: int
 
 
 def wanted(tx: Connection, node_id: str, offer: Offer) -> list[str]:
@@ -121,7 +122,7 @@ def load(tx: Connection, node_id: str, offer: Offer, sent: Collection[str]) -> L
     row = tx.execute(_LOAD, arguments, prepare=True, binary=True).fetchone()
     if row is None:
         raise LookupError(f"no node {node_id}")
-    tenant, pool, advisory, digest, applied_id, latest_id, applied, latest, stored, absent, unknown, hashes, bodies = row
+    tenant, pool, advisory, digest, applied_id, latest_id, applied, latest, stored, absent, unknown, hashes, bodies, epoch = row
     baselines = {name: Baseline(*one) for name, one in stored.items()}
     known = dict(zip(hashes or [], bodies or [], strict=True))
     current = Current(
@@ -138,7 +139,7 @@ def load(tx: Connection, node_id: str, offer: Offer, sent: Collection[str]) -> L
         name: baselines[name].hash for name in COMPARED & baselines.keys() if baselines[name].hash != offer.hashes.get(name)
     }
     after = {name: value for name, value in offer.hashes.items() if name in COMPARED and name not in sent}
-    return Loaded(node_id, tenant, pool, current, frozenset(unknown), _decoded(before, known), _decoded(after, known))
+    return Loaded(node_id, tenant, pool, current, frozenset(unknown), _decoded(before, known), _decoded(after, known), epoch)
 
 
 def write(tx: Connection, loaded: Loaded, offer: Offer, bodies: Mapping[str, bytes], plan: InventoryPlan, mint: Mint) -> bool:

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from bettercompute.agent.v1 import inventory_pb2 as pb
 
-from receiver.apply.inventory import apply_inventory, plan_loaded, wanted
+from receiver.apply.inventory import Superseded, apply_inventory, plan_loaded, wanted
 from receiver.ids import is_id, mint
 from receiver.store import inventory as store
 from receiver.store.database import Connection
@@ -87,6 +87,18 @@ def test_idempotent_when_the_same_offer_comes_twice(tx: Connection) -> None:
     assert (second.status, second.snapshot_id) == ("unchanged", first.snapshot_id)
     # The row lock of the second one shows in nodes.xmax; nothing else may differ.
     assert [row[:3] for row in written(tx)] == [row[:3] for row in before]
+
+
+def test_an_offer_of_a_superseded_session_is_not_applied_over_a_newer_one(tx: Connection) -> None:
+    first, second = join(tx), join(tx)
+    newer = apply_inventory(tx, NODE, offer(host(3)), host(3), second)
+    tx.commit()
+    before = written(tx)
+    with pytest.raises(Superseded):
+        apply_inventory(tx, NODE, offer(host(2)), host(2), first)
+    tx.commit()
+    assert [row[:3] for row in written(tx)] == [row[:3] for row in before]
+    assert node(tx, "applied_digest") == newer.digest
 
 
 def test_appends_three_snapshots_for_a_b_a(tx: Connection) -> None:

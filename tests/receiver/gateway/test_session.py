@@ -181,6 +181,18 @@ async def test_a_report_of_a_superseded_session_records_nothing_and_ends_it(serv
 
 
 @live
+async def test_an_offer_of_a_superseded_session_is_not_applied_and_ends_it(served: Live) -> None:
+    daemon = served.daemon()
+    await daemon.connect()
+    served.rows("UPDATE nodes SET epoch = epoch + 1 RETURNING 1")  # it began at another receiver, whose notification is late
+    with pytest.raises(Over) as over:
+        await daemon.offer(BOTH)
+    assert over.value.end is not None
+    assert over.value.end.reason == wire.SESSION_END_REASON_SUPERSEDED
+    assert row(served, daemon, "applied_digest") == (None,)
+
+
+@live
 async def test_a_report_that_changes_nothing_touches_no_row_but_last_seen(served: Live) -> None:
     daemon = served.daemon()
     await daemon.connect()
