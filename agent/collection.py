@@ -14,13 +14,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from bettercompute.agent.v1 import inventory_pb2 as pb
 
-from agent.collectors import COLLECTORS, Options
+from agent.collectors import COLLECTORS, TASKS, Options
 from agent.sections import Collected, Failed, Section
 
 KILL_WAIT = 2.0  # seconds that a child has to be gone after SIGKILL
@@ -28,6 +28,9 @@ _POLL = 0.005  # seconds between two looks at a child that is about to end
 _KEPT_STDERR = 16 << 10  # bytes
 # What the service manager gave to the daemon and must not reach a child of it: a child could end its notifications.
 _NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
+
+_ORDER = (*COLLECTORS, *TASKS)
+_DRIVER = ("gpus", *TASKS)  # what asks the driver, and so hangs with it
 
 log = logging.getLogger(__name__)
 
@@ -59,33 +62,57 @@ class Collector:
         """Collects the sections `names`. Raises ValueError for an unknown name; all that the field does is in the answer."""
         if unknown := set(names) - set(COLLECTORS):
             raise ValueError(f"no such section: {', '.join(sorted(unknown))}; there are {', '.join(COLLECTORS)}")
-        async with self._lock:
-            done: dict[str, Section | Failed] = {}
-            if self.abandoned:
-                done = {name: _still_stuck(name, child.pid) for name, child in self._stuck.items() if name in names}
-            while todo := [name for name in COLLECTORS if name in names and name not in done]:
-                done |= await self._in_child(todo, known)
+        done = await self.run(names, known)
         outcomes = [done[name] for name in sorted(done)]
         return Collected(
             tuple(o for o in outcomes if isinstance(o, Section)), tuple(o for o in outcomes if isinstance(o, Failed))
         )
 
-    async def _in_child(self, todo: list[str], known: Sequence[pb.Gpu]) -> dict[str, Section | Failed]:
+    async def run(
+        self,
+        names: Sequence[str],
+        known: Sequence[pb.Gpu] = (),
+        arguments: Mapping[str, object] | None = None,
+        limit: float | None = None,
+    ) -> dict[str, Section | Failed]:
+        """Sections and tasks (agent.collectors.TASKS) by name; a task's answer is a Section too.
+
+        `arguments` are the tasks', `limit` is seconds for one child (else the collector's). Raises ValueError as collect does.
+        """
+        if unknown := set(names) - set(_ORDER):
+            raise ValueError(f"no section or task is named {', '.join(sorted(unknown))}; there are {', '.join(_ORDER)}")
+        async with self._lock:
+            done = self._blocked(names)
+            while todo := [name for name in _ORDER if name in names and name not in done]:
+                done |= await self._in_child(self._request(todo, known, arguments or {}), todo, limit or self._limit)
+                done = _behind(done, names) | done
+        return done
+
+    def _blocked(self, names: Sequence[str]) -> dict[str, Section | Failed]:
+        """Those of `names` that are not started over an abandoned child: in the driver, all that asks it."""
+        if not self.abandoned:
+            return {}
+        pids = {name: child.pid for name, child in self._stuck.items()}
+        driver = next((pid for name, pid in pids.items() if name in _DRIVER), None)
+        blocked = pids | (dict.fromkeys(_DRIVER, driver) if driver else {})
+        return {name: _still_stuck(name, blocked[name]) for name in names if name in blocked}
+
+    async def _in_child(self, request: bytes, todo: list[str], limit: float) -> dict[str, Section | Failed]:
         """One child's outcomes: those it finished, and a failure for the one it hung or died in (all, if it never began)."""
         done: dict[str, Section | Failed] = {}
-        child = _start(self._request(todo, known))
+        child = _start(request)
         began = False
         error = None
         async with _pipes(child) as (frames, stderr):
             try:
-                async with asyncio.timeout(self._limit):
+                async with asyncio.timeout(limit):
                     while (frame := await _next_frame(frames)) is not None:
                         began = True
                         if frame:
                             done[frame.name] = frame
                     await _ended(child)
             except TimeoutError:
-                error = ("Hang", f"no answer within {self._limit:g} s; its process was ended")
+                error = ("Hang", f"no answer within {limit:g} s; its process was ended")
             finally:
                 gone = await _end(child)
         said = bytes(stderr).decode(errors="replace").strip()
@@ -93,7 +120,7 @@ class Collector:
         if not gone:
             # The child may have finished its sections and hang in the driver's shutdown: then it is the last that is stuck.
             self._stuck[(missing or todo)[0 if missing else -1]] = child
-            error = ("Hang", f"no answer within {self._limit:g} s; abandoned child pid {child.pid}: SIGKILL did not end it")
+            error = ("Hang", f"no answer within {limit:g} s; abandoned child pid {child.pid}: SIGKILL did not end it")
         if error is None and missing:
             error = ("WorkerDied", _death(child.returncode, said))
         if said and (error or any(isinstance(o, Failed) and o.reason == "Bug" for o in done.values())):
@@ -102,7 +129,7 @@ class Collector:
             done |= {name: Failed(name, *error) for name in (missing[:1] if began else missing)}
         return done
 
-    def _request(self, names: list[str], known: Sequence[pb.Gpu]) -> bytes:
+    def _request(self, names: list[str], known: Sequence[pb.Gpu], arguments: Mapping[str, object]) -> bytes:
         request = {
             "parent": os.getpid(),
             "host": None if self._host_dir is None else str(self._host_dir),
@@ -110,8 +137,16 @@ class Collector:
             "options": {"image_dir": self._options.image_dir, "cri_socket": self._options.cri_socket},
             "nvmlLibrary": self._library,
             "known": base64.b64encode(pb.GpusSection(gpus=known).SerializeToString()).decode(),
+            "arguments": dict(arguments),
         }
         return json.dumps(request).encode()
+
+
+def _behind(done: Mapping[str, Section | Failed], names: Sequence[str]) -> dict[str, Section | Failed]:
+    """A driver that hung is not asked again at once: those of `names` that would ask it fail with it."""
+    hung = next((name for name in _DRIVER if isinstance(o := done.get(name), Failed) and o.reason == "Hang"), None)
+    text = f"not tried: {hung} hangs in the driver"
+    return {name: Failed(name, "Hang", text) for name in _DRIVER if name in names} if hung else {}
 
 
 def _still_stuck(name: str, pid: int) -> Failed:

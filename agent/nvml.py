@@ -68,6 +68,14 @@ DEVICE_QUERIES = {
     "powerConfigured": "int, mW",
     "virtualizationMode": "int, NVML_GPU_VIRTUALIZATION_MODE_*",
     "recoveryAction": "int, NVML_GPU_RECOVERY_ACTION_*",
+    # Readings of the moment: asked by tasks (agent.collectors.TASKS), never part of a section.
+    "currentPcieWidth": "int, lanes",
+    "currentPcieGeneration": "int",
+    "utilization": "[GPU, memory controller], percent of the last sample period",
+    "temperature": "int, degrees Celsius",
+    "powerUsage": "int, mW",
+    "memoryUsed": "int, bytes",
+    "processes": '[{"pid": 4711, "usedBytes": 4194304}], clients of compute and graphics, by pid; "usedBytes" where it is known',
 }
 
 

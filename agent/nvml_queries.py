@@ -114,13 +114,17 @@ def _text(call: Calls, name: str, *args: object) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def _memory_total(call: Calls, handle: Any) -> int:
-    try:
-        return int(call("nvmlDeviceGetMemoryInfo", handle, call.constant("nvmlMemory_v2", 0x02000028)).total)
-    except NvmlError as error:
-        if error.code not in _OTHER_STRUCT:
-            raise
-        return int(call("nvmlDeviceGetMemoryInfo", handle).total)
+def _memory(name: str) -> "_Row":
+    def ask(call: Calls, handle: Any) -> int:
+        try:
+            info = call("nvmlDeviceGetMemoryInfo", handle, call.constant("nvmlMemory_v2", 0x02000028))
+        except NvmlError as error:
+            if error.code not in _OTHER_STRUCT:
+                raise
+            info = call("nvmlDeviceGetMemoryInfo", handle)
+        return int(getattr(info, name))
+
+    return _Row("nvmlDeviceGetMemoryInfo_v2", ask)
 
 
 def _confidential_compute(call: Calls, _: Any) -> list[int]:
@@ -239,6 +243,34 @@ def _mig_instance(call: Calls, handle: Any, mig: Any) -> dict[str, object]:
     return {key: value for key, value in instance.items() if value is not None}
 
 
+_PROCESS_CALLS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
+
+
+def _processes(call: Calls, handle: Any) -> list[dict[str, int]]:
+    """A process of both kinds is one; the larger of its two memories. A GPU that has one kind only answers for that one."""
+    found: dict[int, int | None] = {}
+    absent = []
+    for name in _PROCESS_CALLS:
+        try:
+            listed = call(name, handle)
+        except NvmlError as error:
+            if error.code not in ABSENT:
+                raise
+            absent.append(error)
+            continue
+        for process in listed:
+            used = process.usedGpuMemory
+            found[process.pid] = max(found.get(process.pid) or 0, used or 0) or None
+    if len(absent) == len(_PROCESS_CALLS):
+        raise absent[0]
+    return [{"pid": pid} | ({"usedBytes": used} if (used := found[pid]) else {}) for pid in sorted(found)]
+
+
+def _utilization(call: Calls, handle: Any) -> list[int]:
+    rates = call("nvmlDeviceGetUtilizationRates", handle)
+    return [rates.gpu, rates.memory]
+
+
 def _decoded(value: object) -> object:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
@@ -266,6 +298,7 @@ def _several(name: str) -> _Row:
 _UNCORRECTED, _VOLATILE, _AGGREGATE, _DRAM, _SRAM = 1, 0, 1, 2, 7
 _SINGLE_BIT, _DOUBLE_BIT = 0, 1
 _FI_RECOVERY_ACTION = 230
+_TEMPERATURE_GPU = 0
 
 
 def _ecc_total(counter: int) -> _Row:
@@ -295,7 +328,7 @@ ROWS: Mapping[str, _Row] = {
     "vbios": _texts("nvmlDeviceGetVbiosVersion"),
     "inforomImage": _texts("nvmlDeviceGetInforomImageVersion"),
     "gspFirmware": _texts("nvmlDeviceGetGspFirmwareVersion"),
-    "memoryTotal": _Row("nvmlDeviceGetMemoryInfo_v2", _memory_total),
+    "memoryTotal": _memory("total"),
     "architecture": _plain("nvmlDeviceGetArchitecture"),
     "computeCapability": _several("nvmlDeviceGetCudaComputeCapability"),
     "memoryNumaNode": _plain("nvmlDeviceGetNumaNodeId"),
@@ -326,4 +359,11 @@ ROWS: Mapping[str, _Row] = {
     "powerConfigured": _plain("nvmlDeviceGetPowerManagementLimit"),
     "virtualizationMode": _plain("nvmlDeviceGetVirtualizationMode"),
     "recoveryAction": _Row("nvmlDeviceGetFieldValues", lambda call, handle: _field(call, handle, _FI_RECOVERY_ACTION)),
+    "currentPcieWidth": _plain("nvmlDeviceGetCurrPcieLinkWidth"),
+    "currentPcieGeneration": _plain("nvmlDeviceGetCurrPcieLinkGeneration"),
+    "utilization": _Row("nvmlDeviceGetUtilizationRates", _utilization),
+    "temperature": _plain("nvmlDeviceGetTemperature", _TEMPERATURE_GPU),
+    "powerUsage": _plain("nvmlDeviceGetPowerUsage"),
+    "memoryUsed": _memory("used"),
+    "processes": _Row(_PROCESS_CALLS[0] + "_v3", _processes),
 }

@@ -35,6 +35,12 @@ COLLECTORS: Mapping[str, str] = {
     "images": "agent.collectors.images",
     "gpus": "agent.collectors.gpus",
 }
+# What else a child of the driver is asked for: name -> module with `run(ctx: Context, arguments: Mapping[str, object]) -> bytes`,
+# which raises FieldError for what happens in the field. Like `gpus`, each of them may hang in the driver. One more costs a file
+# and a row here; agent/collection.py runs them and hands their bytes back.
+TASKS: Mapping[str, str] = {
+    "readings": "agent.collectors.readings",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,3 +137,9 @@ def collect(name: str, host: Host, nvml: Nvml, known: tuple[pb.Gpu, ...] = (), o
     module = import_module(COLLECTORS[name])
     message: Message = module.collect(Context(Files(host), nvml, known, options or Options()))
     return message
+
+
+def run(name: str, ctx: Context, arguments: Mapping[str, object]) -> bytes:
+    """The answer of task `name`. Raises FieldError, KeyError for an unknown name."""
+    answer: bytes = import_module(TASKS[name]).run(ctx, arguments)
+    return answer

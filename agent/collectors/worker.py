@@ -3,10 +3,11 @@
 It reads one request, JSON on standard input:
 
     {"parent": 812, "host": null, "sections": ["cpu", "gpus"], "options": {"image_dir": "...", "cri_socket": ""},
-     "nvmlLibrary": "", "known": "<base64 of a GpusSection>"}
+     "nvmlLibrary": "", "known": "<base64 of a GpusSection>", "arguments": {"times": 3}}
 
 and writes frames to standard output: `{"began": true}`, then for each section, as soon as it is done, a line of JSON and the
 section's bytes: `{"section": "cpu", "size": 1234}`, or instead `{"section": "gpus", "reason": "Bug", "message": "..."}`.
+`sections` may name tasks (agent.collectors.TASKS) too, which `arguments` are for; their answers are framed alike.
 Whatever else is printed here, by a library too, goes to standard error. The child dies with its parent.
 """
 
@@ -17,13 +18,14 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
 from bettercompute.agent.v1 import inventory_pb2 as pb
 from bettercompute.contract.sections import encode
 
-from agent.collectors import Options, collect
+from agent.collectors import COLLECTORS, Context, Files, Options, collect, run
 from agent.errors import FieldError, SectionFailed
 from agent.host import Host
 from agent.nvml import Nvml, PynvmlNvml
@@ -43,15 +45,18 @@ def main() -> None:
     options = Options(**request["options"])
     _write(out, {"began": True})
     for name in request["sections"]:
-        _write(out, *_outcome(name, host, nvml, known, options))
+        _write(out, *_outcome(name, Context(Files(host), nvml, known, options), request["arguments"]))
     sys.stderr.flush()
     os._exit(0)  # nothing is left to tidy up, and a driver's library may hang or crash in its own exit handlers
 
 
-def _outcome(name: str, host: Host, nvml: Nvml, known: tuple[pb.Gpu, ...], options: Options) -> tuple[dict[str, object], bytes]:
-    """One section as a frame. The one runner: our bug in one collector costs that section, and goes loud as `Bug`."""
+def _outcome(name: str, ctx: Context, arguments: Mapping[str, object]) -> tuple[dict[str, object], bytes]:
+    """A section or task as a frame. The one runner: our bug in one collector costs that section, and goes loud as `Bug`."""
     try:
-        data = encode(collect(name, host, nvml, known, options))
+        if name in COLLECTORS:
+            data = encode(collect(name, ctx.host, ctx.nvml, ctx.known, ctx.options))
+        else:
+            data = run(name, ctx, arguments)
         return {"section": name, "size": len(data)}, data
     except SectionFailed as error:
         return {"section": name, "reason": error.reason, "message": str(error)[:_LONGEST]}, b""

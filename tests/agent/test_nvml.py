@@ -15,7 +15,7 @@ from agent.collectors import Options
 from agent.nvml import DEVICE_QUERIES, SYSTEM_QUERIES, function_of
 from agent.nvml_queries import RETURNS, ROWS
 from tests.hosts_catalog import HOSTS
-from tests.nvml_stub import HANGABLE, OLDER, Stub, stub
+from tests.nvml_stub import FUNCTIONS, HANGABLE, OLDER, Stub, stub
 from tests.nvml_stub.sample import UUIDS, full, record
 
 
@@ -44,7 +44,7 @@ def use(monkeypatch: pytest.MonkeyPatch, driver: Stub) -> Stub:
 
 def test_every_query_has_a_row_and_a_function() -> None:
     assert set(ROWS) == set(SYSTEM_QUERIES) | set(DEVICE_QUERIES)
-    assert {function_of(query) for query in ROWS} <= set(HANGABLE)
+    assert {function_of(query) for query in ROWS} <= set(FUNCTIONS)
 
 
 def test_the_names_of_returns_are_pynvmls() -> None:

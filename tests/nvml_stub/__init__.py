@@ -25,9 +25,14 @@ from agent.nvml_queries import MIG_FUNCTIONS, RETURNS, ROWS
 _SOURCE = Path(__file__).with_name("stub.c")
 _CODES = {name: number for number, name in RETURNS.items()}
 _NOT_ASKED = {"nvmlErrorString"}  # pynvml asks it for a text that we do not use
-# Every C function that a collection can call. Not all of them on one host: FULL answers so that all but the fallbacks
-# (OLDER, which need an older library) are called.
+# Every C function that bcd can call; those of HANGABLE in a collection. Not all of them on one host: FULL answers so that all but
+# the fallbacks (OLDER, which need an older library) are called. BEYOND are called by tasks only (agent.collectors.TASKS).
 OLDER = ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetGpuFabricInfo")
+BEYOND = (
+    "nvmlDeviceGetCurrPcieLinkGeneration", "nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetPowerUsage",
+    "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetTemperature", "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetGraphicsRunningProcesses_v3",
+)  # fmt: skip
 FUNCTIONS = tuple(
     name
     for name in re.findall(
@@ -35,7 +40,7 @@ FUNCTIONS = tuple(
     )
     if name not in _NOT_ASKED
 )
-HANGABLE = tuple(name for name in FUNCTIONS if name not in OLDER)
+HANGABLE = tuple(name for name in FUNCTIONS if name not in OLDER and name not in BEYOND)
 
 
 @dataclass(frozen=True)
@@ -145,6 +150,16 @@ def _memory(_: str, index: int, answer: Any) -> Iterator[str]:
     yield _line(f"nvmlDeviceGetMemoryInfo/{index}", answer)  # both versions of the call look here
 
 
+def _memory_used(_: str, index: int, answer: Any) -> Iterator[str]:
+    yield _line(f"memoryUsed/{index}", answer)
+
+
+def _processes(query: str, index: int, answer: Any) -> Iterator[str]:
+    if not _failed(answer):
+        answer = [value for process in answer for value in (process["pid"], process.get("usedBytes", "-"))]
+    yield _line(f"{ROWS[query].function}/{index}", answer)
+
+
 def _pci(query: str, index: int, answer: Any) -> Iterator[str]:
     if not _failed(answer):
         vendor, device = answer.get("subsystemId", "0:0").split(":")
@@ -208,6 +223,9 @@ _LINES: Mapping[str, Callable[[str, int, Any], Iterator[str]]] = {
     "retiredPagesSingleBit": _counter("0"),
     "retiredPagesDoubleBit": _counter("1"),
     "recoveryAction": _counter("230"),
+    "temperature": _counter("0"),
+    "memoryUsed": _memory_used,
+    "processes": _processes,
     "fabric": _fabric,
     "nvlinks": _nvlinks,
     "migInstances": _mig_instances,

@@ -55,6 +55,13 @@ def _device(index: int) -> dict[str, Any]:
         "powerConfigured": 650000,
         "virtualizationMode": 0,
         "recoveryAction": 0,
+        "currentPcieWidth": 16,
+        "currentPcieGeneration": 5,
+        "utilization": [37, 12],
+        "temperature": 41,
+        "powerUsage": 312_400,
+        "memoryUsed": 4_194_304,
+        "processes": [{"pid": 4711, "usedBytes": 4_194_304}, {"pid": 4712}],
     }
 
 

@@ -203,6 +203,9 @@ ONE(nvmlDeviceGetNumaNodeId)
 ONE(nvmlDeviceGetRetiredPagesPendingStatus)
 ONE(nvmlDeviceGetMaxPcieLinkGeneration)
 ONE(nvmlDeviceGetMaxPcieLinkWidth)
+ONE(nvmlDeviceGetCurrPcieLinkGeneration)
+ONE(nvmlDeviceGetCurrPcieLinkWidth)
+ONE(nvmlDeviceGetPowerUsage)
 ONE(nvmlDeviceGetPersistenceMode)
 ONE(nvmlDeviceGetComputeMode)
 ONE(nvmlDeviceGetPowerManagementDefaultLimit)
@@ -226,19 +229,51 @@ int nvmlDeviceGetPciInfo_v3(handle h, struct pci *out) {
 
 struct memory { u64 total, free, used; };
 struct memory_v2 { u32 version; u64 total, reserved, free, used; };
+static u64 used(handle h) { return answer(NOT_SUPPORTED, "memoryUsed", 1, num(h)) ? 0 : number(0); }
 int nvmlDeviceGetMemoryInfo(handle h, struct memory *out) {
     called(__func__);
     int r = answer(NOT_SUPPORTED, "nvmlDeviceGetMemoryInfo", 1, num(h));
-    if (!r) out->total = number(0);
+    if (!r) out->total = number(0), out->used = used(h);
     return r;
 }
 int nvmlDeviceGetMemoryInfo_v2(handle h, struct memory_v2 *out) {
     called(__func__);
     if (out->version != (sizeof *out | 2u << 24)) return VERSION_MISMATCH;
     int r = answer(NOT_SUPPORTED, "nvmlDeviceGetMemoryInfo", 1, num(h));
-    if (!r) out->total = number(0);
+    if (!r) out->total = number(0), out->used = used(h);
     return r;
 }
+
+int nvmlDeviceGetUtilizationRates(handle h, u32 *out /* gpu, memory */) {
+    called(__func__);
+    int r = answer(NOT_SUPPORTED, __func__, 1, num(h));
+    if (!r) out[0] = (u32)number(0), out[1] = (u32)number(1);
+    return r;
+}
+int nvmlDeviceGetTemperature(handle h, u32 sensor, u32 *out) {
+    called(__func__);
+    int r = answer(NOT_SUPPORTED, __func__, 2, num(h), (long)sensor);
+    if (!r) *out = (u32)number(0);
+    return r;
+}
+struct process { u32 pid; u64 used; u32 gi, ci; };
+static int processes(const char *function, handle h, u32 *count, struct process *out) {
+    /* Values: pid and bytes of at most four processes; bytes "-" are not available. */
+    int r = answer(NOT_SUPPORTED, function, 1, num(h));
+    if (r) return r;
+    u32 there = 0, room = *count;
+    while (there < 4 && number(2 * there)) there++;
+    *count = there;
+    if (there && (!out || room < there)) return INSUFFICIENT_SIZE;
+    for (u32 i = 0; i < there; i++) {
+        out[i].pid = (u32)number(2 * i);
+        out[i].used = *values[2 * i + 1] == '-' ? ~0ull : number(2 * i + 1);
+        out[i].gi = out[i].ci = ~0u;
+    }
+    return SUCCESS;
+}
+int nvmlDeviceGetComputeRunningProcesses_v3(handle h, u32 *count, struct process *out) { called(__func__); return processes(__func__, h, count, out); }
+int nvmlDeviceGetGraphicsRunningProcesses_v3(handle h, u32 *count, struct process *out) { called(__func__); return processes(__func__, h, count, out); }
 
 int nvmlDeviceGetTotalEccErrors(handle h, u32 type, u32 counter, u64 *out) {
     called(__func__);
