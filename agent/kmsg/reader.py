@@ -9,7 +9,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,39 +58,27 @@ class Reader:
         Ends only with a regular file. Raises KernelLogError. Close it (`contextlib.aclosing`) to give the descriptor back.
         """
         fd, kind = self._open()
-        last = self._after
+        regular = stat.S_ISREG(kind)
+        cut = _Stream() if regular or stat.S_ISFIFO(kind) else _Device()
+        order = _Order(self._after)
         taken = 0
         try:
-            async for data in self._raw(fd, kind):
-                found = parse(data)
-                if isinstance(found, Record):
-                    if self._after is not None and found.seq <= self._after:
-                        continue
-                    if last is not None and found.seq > last + 1:
-                        yield Lost(found.seq - last - 1)
-                    last = found.seq
-                yield found
-                taken += 1
-                if taken % _BATCH == 0:
-                    await asyncio.sleep(0)
+            while True:
+                data = self._read(fd)
+                for record in cut.records(data):
+                    for found in order.add(parse(record)):
+                        yield found
+                    taken += 1
+                    if taken % _BATCH == 0:
+                        await asyncio.sleep(0)
+                if data is None:
+                    await _readable(fd)
+                elif not data:
+                    break
         finally:
             os.close(fd)
-
-    async def _raw(self, fd: int, kind: int) -> AsyncIterator[bytes]:
-        """The bytes of one record after the other."""
-        stream = _Stream() if stat.S_ISREG(kind) or stat.S_ISFIFO(kind) else None
-        while (data := self._read(fd)) != b"":
-            if data is None:
-                for record in stream.complete() if stream else ():
-                    yield record
-                await _readable(fd)
-            else:
-                for record in stream.add(data) if stream else (data,):
-                    yield record
-        if stream is None or stat.S_ISFIFO(kind):
+        if not regular:
             raise KernelLogError("ended", self._path, "it ended")
-        for record in stream.end():
-            yield record
 
     def _read(self, fd: int) -> bytes | None:
         """One read. None: nothing now, or a record that was overwritten or did not fit, which the next one's sequence shows."""
@@ -118,28 +106,50 @@ class Reader:
         return KernelLogError(reason, self._path, os.strerror(error.errno or errno.EIO))
 
 
+class _Order:
+    """Where a log begins and where it has gaps, by sequence numbers."""
+
+    def __init__(self, after: int | None) -> None:
+        self._after = after
+        self._last = after
+
+    def add(self, found: Record | Unparsed) -> Iterator[Record | Lost | Unparsed]:
+        """What `found` is to whoever reads: nothing when it was taken before, and what is missing in front of it."""
+        if isinstance(found, Record):
+            if self._after is not None and found.seq <= self._after:
+                return
+            if self._last is not None and found.seq > self._last + 1:
+                yield Lost(found.seq - self._last - 1)
+            self._last = found.seq
+        yield found
+
+
+class _Device:
+    """Records out of reads of which each gives one."""
+
+    def records(self, data: bytes | None) -> Iterable[bytes]:
+        """The record that a read gave; None: nothing now, empty: the end."""
+        return (data,) if data else ()
+
+
 class _Stream:
     """Records out of reads that begin and end anywhere. Lines that begin with a blank and have no record are passed over."""
 
     def __init__(self) -> None:
         self._rest = b""
 
-    def add(self, data: bytes) -> Iterator[bytes]:
-        """The records that are known to be whole: another one begins behind them."""
-        *whole, self._rest = _BETWEEN.split(self._rest + data)
-        if len(self._rest) > RECORD_MAX:  # no record is that long; all up to the next one is passed over
-            whole.append(self._rest[:RECORD_MAX])
-            self._rest = b" "
-        return (record for record in whole if not record.startswith(b" "))
-
-    def complete(self) -> Iterator[bytes]:
-        """The last record, when its line is whole: nothing more is there now."""
-        return self.end() if self._rest.endswith(b"\n") else iter(())
-
-    def end(self) -> Iterator[bytes]:
-        """What is left."""
-        rest, self._rest = self._rest, b""
-        return iter(()) if not rest or rest.startswith(b" ") else iter((rest,))
+    def records(self, data: bytes | None) -> Iterable[bytes]:
+        """The records that are now known to be whole. None: nothing more is there now, empty: the end."""
+        if data:
+            *whole, self._rest = _BETWEEN.split(self._rest + data)
+            if len(self._rest) > RECORD_MAX:  # no record is that long; all up to the next one is passed over
+                whole.append(self._rest[:RECORD_MAX])
+                self._rest = b" "
+        elif data is None and not self._rest.endswith(b"\n"):
+            whole = []
+        else:
+            whole, self._rest = [self._rest], b""
+        return [record for record in whole if record and not record.startswith(b" ")]
 
 
 async def _readable(fd: int) -> None:
