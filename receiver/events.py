@@ -22,7 +22,7 @@ class EventType:
 
 _CHANGE = ("snapshotId", "deviceId?", "before?", "after?")
 _INVENTORY = ("snapshotId", "digest", "sections", "changes", "advisory?")
-_XID = ("xid", "deviceId?", "busId", "message", "count", "policy", "causedBy?", "foreign?")
+_XID = ("kind", "xid", "deviceId?", "busId", "message", "count", "policy?", "causedBy?", "foreign?")
 _RUN = ("runId", "kind", "reason?")
 
 EVENTS: Mapping[str, EventType] = {
@@ -47,10 +47,10 @@ EVENTS: Mapping[str, EventType] = {
         EventType("node.hardware.changed", "the machine's hardware key is another", ("before", "after", "identifiers")),
         EventType(
             "node.condition.changed",
-            "a condition changed its status",
-            ("condition", "status", "reason", "noSchedule", "deviceId?", "busId?"),
+            "a condition changed its status or its reason",
+            ("condition", "status", "reason", "noSchedule", "deviceId?", "busId?", "advisory?"),
         ),
-        EventType("node.xid", "the driver reported an XID: the first, or the count doubled", _XID),
+        EventType("node.xid", "the driver reported an XID or (kind sxid) an SXid: the first, or the count doubled", _XID),
         EventType("node.acceptance.started", "the checks of an adopting node began", ("attempt", "commandIds", "checks")),
         EventType("node.acceptance.failed", "a node did not pass its checks", ("attempt", "reason", "commandId?")),
         EventType("node.adopted", "a node passed and is in service", ("attempt", "specGeneration")),

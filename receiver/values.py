@@ -9,6 +9,8 @@ Json = Any  # what json.dumps takes
 Payload = Mapping[str, Json]
 
 Trust = Literal["platform", "tenant-controlled"]
+ConditionStatus = Literal["true", "false", "unknown"]
+FaultKind = Literal["xid", "sxid"]
 OutcomeStatus = Literal["applied", "unchanged", "advisory", "refused", "retry"]
 
 NODE_STATUSES = ("adopting", "adopted", "maintenance", "retired", "deleted")
@@ -124,14 +126,63 @@ class KernelLog:
 
 
 @dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition as a status report has it. `bus_id` says of which device it is where no `device_id` does; 0: no count.
+
+    `status` None: one that this version does not know.
+    """
+
+    type: str
+    status: ConditionStatus | None
+    reason: str = ""
+    message: str = ""
+    device_id: str = ""
+    bus_id: str = ""
+    count: int = 0
+
+    @property
+    def device(self) -> str:
+        """The device that it is of: a GPU's UUID, else a bus id; empty for the node as a whole."""
+        return self.device_id or self.bus_id
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """An XID of a GPU, or an SXid of a switch (which has a bus id and no device id), and how often this boot saw it."""
+
+    kind: FaultKind
+    number: int
+    device_id: str
+    bus_id: str
+    count: int
+    message: str = ""
+
+    @property
+    def device(self) -> str:
+        """The device that it is of: a GPU's UUID, or a switch's bus id."""
+        return self.device_id or self.bus_id
+
+    @property
+    def code(self) -> str:
+        """As conditions and device health name it.
+
+        >>> Fault("sxid", 12028, "", "00000000:05:00.0", 1).code
+        'SXid12028'
+        """
+        return ("Xid" if self.kind == "xid" else "SXid") + str(self.number)
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
-    """What a status report says of the node as a whole. `collected_at`: the last collection that it confirms."""
+    """What a status report says. `collected_at`: the last collection that it confirms."""
 
     digest: str
     collected_at: datetime | None = None
     missing: tuple[Missing, ...] = ()
     kernel_log: KernelLog | None = None
     abandoned_workers: int = 0
+    conditions: tuple[Condition, ...] = ()
+    faults: tuple[Fault, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

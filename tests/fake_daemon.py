@@ -197,8 +197,8 @@ class FakeDaemon:
         return [pb.MissingSection(name=name, error=error) for name, error in sorted(self.missing.items())]
 
     def set_condition(self, kind: str, raised: bool = True, device_id: str = "", **more: object) -> None:
-        """Reports this condition from now on; not raised: no longer."""
-        key = (kind, device_id)
+        """Reports this condition from now on; not raised: no longer. Of a device that is no GPU: `bus_id` without `device_id`."""
+        key = (kind, device_id or str(more.get("bus_id", "")))
         self.conditions.pop(key, None)
         if raised:
             self.conditions[key] = pb.Condition(
@@ -216,6 +216,10 @@ class FakeDaemon:
     def xid(self, number: int, device_id: str, bus_id: str, count: int = 1, message: str = "") -> None:
         """Reports an XID of a GPU from now on."""
         self.set_condition(f"Xid{number}", device_id=device_id, bus_id=bus_id, count=count, message=message)
+
+    def sxid(self, number: int, bus_id: str, count: int = 1, message: str = "") -> None:
+        """Reports an SXid of an NVSwitch from now on."""
+        self.set_condition(f"SXid{number}", bus_id=bus_id, count=count, message=message)
 
 
 def _version(name: str) -> int:

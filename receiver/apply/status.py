@@ -1,28 +1,32 @@
-"""Status reports (SPEC A3): what they say of the node as a whole. One that changes nothing writes and locks nothing."""
+"""Status reports (SPEC A3, B3): load, plan, write. One that changes nothing writes and locks nothing."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
+from receiver import ids
+from receiver.planning.conditions import plan_conditions
+from receiver.planning.faults import plan_faults
 from receiver.planning.inventory import last_good
-from receiver.planning.missing import ClearMissing, SetMissing, plan_missing
+from receiver.planning.missing import plan_missing
 from receiver.store import status as store
 from receiver.store.database import Connection
 from receiver.store.nodes import lock_node
 from receiver.values import Status
 
 
-def record_status(tx: Connection, node_id: str, epoch: int, status: Status) -> bool:
+def record_status(tx: Connection, node_id: str, epoch: int, status: Status, mint: ids.Mint = ids.mint) -> bool:
     """Records a report of the session with this epoch. False: another session has the node, nothing was recorded.
 
     Sections that the report says are missing are kept with their error and the last snapshot that has them; those that it
-    does not name any more are there again. Raises LookupError for a node that does not exist.
+    does not name any more are there again. Conditions are what the report says; faults are counted (SPEC B3, B4). Raises
+    LookupError for a node that does not exist.
     """
     stored = store.load(tx, node_id)
     if stored.epoch == epoch and (_steps(stored, status) or _differs(stored, status)):
         lock_node(tx, node_id)
         stored = store.load(tx, node_id)
         if stored.epoch == epoch:
-            store.write(tx, node_id, status, _steps(stored, status))
+            store.write(tx, node_id, status, _steps(stored, status), mint)
     return stored.epoch == epoch
 
 
@@ -34,11 +38,16 @@ def touch(tx: Connection, sessions: Sequence[tuple[str, int]]) -> dict[str, int]
     return store.touch(tx, sessions) if sessions else {}
 
 
-def _steps(stored: store.Stored, status: Status) -> list[SetMissing | ClearMissing]:
-    rows = stored.current.missing or {}
-    now = {one.name: (one.error, "report") for one in status.missing}
-    return list(plan_missing(rows, now, last_good(stored.current), frozenset(("report",))))  # type: ignore[arg-type]
+def _steps(stored: store.Stored, status: Status) -> list[object]:
+    absent = {one.name: (one.error, "report") for one in status.missing}
+    steps: list[object] = [
+        *plan_missing(stored.current.missing or {}, absent, last_good(stored.current), frozenset(("report",))),  # type: ignore[arg-type]
+        *plan_conditions(stored.conditions, status.conditions, stored.advisory),
+    ]
+    if not stored.advisory:  # a tenant's XIDs are nothing (SPEC B2, Trust)
+        steps += plan_faults(stored.faults, status.faults)
+    return steps
 
 
 def _differs(stored: store.Stored, status: Status) -> bool:
-    return replace(status, missing=()) != stored.status
+    return replace(status, missing=(), conditions=(), faults=()) != stored.status

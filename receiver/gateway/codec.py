@@ -3,7 +3,7 @@
 Times become aware datetimes, durations seconds. What this version does not know is ignored; what breaks a limit raises.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import singledispatch
 
@@ -15,6 +15,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from receiver import values
 from receiver.gateway import limits
 from receiver.gateway import messages as m
+from receiver.planning.conditions import sort_out
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -32,6 +33,11 @@ RESULTS = {
     "advisory": pb.INVENTORY_STATUS_ADVISORY,
     "refused": pb.INVENTORY_STATUS_REFUSED,
     "retry": pb.INVENTORY_STATUS_RETRY,
+}
+CONDITION_STATUSES: Mapping[int, values.ConditionStatus] = {
+    pb.CONDITION_STATUS_TRUE: "true",
+    pb.CONDITION_STATUS_FALSE: "false",
+    pb.CONDITION_STATUS_UNKNOWN: "unknown",
 }
 
 
@@ -80,8 +86,7 @@ def _hello(hello: pb.Hello) -> m.Hello:
 
 def _report(report: pb.StatusReport) -> m.Report:
     limits.check(limits.CONDITIONS, len(report.conditions))
-    for condition in report.conditions:
-        limits.check(limits.MESSAGE_TEXT, len(condition.message.encode()))
+    found = sort_out(_condition(one) for one in report.conditions)
     log = report.kernel_log
     status = values.Status(
         digest=report.digest,
@@ -91,9 +96,25 @@ def _report(report: pb.StatusReport) -> m.Report:
         if report.HasField("kernel_log")
         else None,
         abandoned_workers=report.abandoned_workers,
+        conditions=found.conditions,
+        faults=found.faults,
     )
     sent_at = _time(report.sent_at, "StatusReport.sent_at") if report.HasField("sent_at") else None
-    return m.Report(report.seq, sent_at, status)
+    return m.Report(report.seq, sent_at, status, found.bad)
+
+
+def _condition(one: pb.Condition) -> values.Condition:
+    for text in (one.reason, one.message):
+        limits.check(limits.MESSAGE_TEXT, len(text.encode()))
+    return values.Condition(
+        _clean(one.type),
+        CONDITION_STATUSES.get(one.status),
+        reason=_clean(one.reason),
+        message=_clean(one.message),
+        device_id=_clean(one.device_id),
+        bus_id=_clean(one.bus_id),
+        count=one.count,
+    )
 
 
 def _offer(offer: pb.InventoryOffer) -> values.Offer:
@@ -113,7 +134,12 @@ def _missing(rows: Iterable[pb.MissingSection]) -> tuple[values.Missing, ...]:
 
 def _cut(text: str) -> str:
     """An error's text cut to the length that a message may have: losing its end beats losing the report."""
-    return text.encode()[: limits.MESSAGE_TEXT.most].decode(errors="ignore").replace("\0", "")
+    return _clean(text.encode()[: limits.MESSAGE_TEXT.most].decode(errors="ignore"))
+
+
+def _clean(text: str) -> str:
+    """Text that Postgres holds as it is, so that what is stored equals what is reported."""
+    return text.replace("\0", "")
 
 
 def _time(stamp: Timestamp, name: str) -> datetime:

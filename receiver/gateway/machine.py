@@ -140,12 +140,14 @@ class Upload:
 
 @dataclass(slots=True)
 class Machine:
-    """One stream. `rates` outlive it: they are the node's. `met` is called with each limit that a message was over."""
+    """One stream. `rates` outlive it: they are the node's. `met` is called with each limit that a message was over, `bad` with
+    the types of conditions that a report may not set."""
 
     node_id: str
     rates: NodeLimits
     interval: float
     met: Callable[[Limit], None]
+    bad: Callable[[tuple[str, ...]], None] = lambda types: None
     phase: Phase = Phase.NEW
     epoch: int = 0
     applied: str | None = None
@@ -229,6 +231,8 @@ def _report(machine: Machine, report: m.Report, now: float) -> Actions:
     wait = machine.over(machine.rates.reports, now)
     if wait:
         return machine.end(m.End("bad-message", wait, limits.REPORTS.text(), limits.REPORTS.code))
+    if report.bad:
+        machine.bad(report.bad)
     reported = report.status.digest
     if machine.upload is not None and now - machine.upload.at > UPLOAD_LIMIT:
         machine.upload = None  # bcd has given it up

@@ -28,11 +28,12 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A status report: `status` is what it says, without its number and time."""
+    """A status report: `status` is what it says, without its number and time; `bad` are types of conditions it may not set."""
 
     seq: int
     sent_at: datetime | None
     status: Status
+    bad: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

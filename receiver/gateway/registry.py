@@ -5,6 +5,7 @@ as seen, and all that were seen are written together, once a second at most (dec
 """
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from receiver.gateway import messages as m
 from receiver.gateway.limits import Bucket, Counts, Limit, NodeLimits, OverLimit
 from receiver.gateway.machine import Leave
 from receiver.values import Status
+
+LOG = logging.getLogger("receiver.gateway")
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +28,7 @@ class Stream:
     epoch: int = 0
     plan_rev: int = 0
     judged: tuple[Status, int] | None = None  # the last report that was recorded, and the plan_rev it was judged under
+    bad: tuple[str, ...] = ()  # conditions of the last report that were dropped
 
     def tell(self, end: m.End) -> None:
         """Has the stream end with this message, unless something else ends it already."""
@@ -52,6 +56,7 @@ class Registry:
     met: Counts = field(default_factory=Counts)
     ended: Counter[str] = field(default_factory=Counter)  # sessions, by reason
     results: Counter[str] = field(default_factory=Counter)  # offers, by status
+    dropped: Counter[str] = field(default_factory=Counter)  # what reports may not say, by reason
     draining: bool = False
 
     def admit(self, node_id: str) -> Stream:
@@ -108,6 +113,14 @@ class Registry:
             del self.current[stream.node_id]
         if stream.epoch:
             self.gone.append((stream.node_id, stream.epoch, reason))
+
+    def bad_conditions(self, stream: Stream, types: tuple[str, ...]) -> None:
+        """A report had conditions that reports may not set; logged when they are others than before."""
+        self.dropped["bad-condition"] += len(types)
+        if types != stream.bad:
+            stream.bad = types
+            shown = ", ".join(sorted({kind[:64] for kind in types})[:8])
+            LOG.warning("bad-condition", extra={"node": stream.node_id, "count": len(types), "types": shown})
 
     def touched(self, plan_revs: Mapping[str, int]) -> None:
         """What `touch` answered: a node that another writer changed has its next report judged again."""

@@ -62,7 +62,13 @@ class _Conversation:
         self.stream = stream
         self.context = context
         rates = self.registry.rates[stream.node_id]
-        self.machine = Machine(stream.node_id, rates, sessions.interval, lambda limit: self.registry.met.update([limit.name]))
+        self.machine = Machine(
+            stream.node_id,
+            rates,
+            sessions.interval,
+            lambda limit: self.registry.met.update([limit.name]),
+            lambda types: self.registry.bad_conditions(stream, types),
+        )
         self.last: m.End | None = None
 
     async def run(self) -> str:

@@ -264,6 +264,20 @@ conditions = Table(
     Index("ix_conditions_type_true", "type", postgresql_where=text("status = 'true'")),
 )
 
+# XIDs and SXids that reports of the node's present boot name: a report repeats them all, and the counts tell what is new.
+node_faults = Table(
+    "node_faults",
+    metadata,
+    c.node(primary=True),
+    c.key("boot_id"),
+    c.key("device_id"),  # a GPU's UUID, or a switch's bus id
+    c.key("code"),
+    c.text("tenant_id"),
+    Column("count", BigInteger, nullable=False),
+    Column("told", BigInteger, nullable=False),  # the count of the last event
+    c.time("since", now=True),
+)
+
 node_labels = Table(
     "node_labels",
     metadata,

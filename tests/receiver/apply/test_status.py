@@ -1,5 +1,6 @@
 """Status reports write what changed and nothing else (SPEC A3)."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -7,16 +8,22 @@ from typing import Any
 import psycopg
 import pytest
 
+from receiver.apply.session import hello
 from receiver.apply.status import record_status, touch
 from receiver.store.database import Connection
-from receiver.values import KernelLog, Missing, Status
-from tests.receiver.builders import NODE, OTHER, apply, gpus, host, join
+from receiver.values import Condition, Fault, KernelLog, Missing, Status
+from tests.receiver.builders import FACTS, NODE, OTHER, apply, count, gpus, host, join, told
 
 STATUS = Status("d" * 64, datetime(2026, 11, 29, 12, tzinfo=UTC), (), KernelLog(True, True), 0)
 
+DOWN = Condition("NvmlUnavailable", "true", "Hang", "no answer in 30 s")
+REPLAY = Condition("PcieReplayHigh", "true", device_id="GPU-1", bus_id="00000000:18:00.0")
+XID = Fault("xid", 79, "GPU-1", "00000000:18:00.0", 1, "79, GPU has fallen off the bus.")
+SXID = Fault("sxid", 12028, "", "00000000:05:00.0", 1, "12028, Non-fatal")
+
 
 def rows(tx: Connection) -> list[Any]:
-    tables = ("nodes", "node_missing_sections", "events")
+    tables = ("nodes", "node_missing_sections", "conditions", "node_faults", "events")
     return [row for table in tables for row in tx.execute(f"SELECT '{table}', ctid, xmin, xmax FROM {table} ORDER BY ctid")]
 
 
@@ -31,7 +38,15 @@ def test_records_what_a_report_says_of_the_node(tx: Connection) -> None:
     assert row == (STATUS.digest, STATUS.collected_at, "true", 1)
 
 
-@pytest.mark.parametrize("status", [STATUS, Status(""), replace(STATUS, missing=(Missing("gpus", "Hang"),))])
+@pytest.mark.parametrize(
+    "status",
+    [
+        STATUS,
+        Status(""),
+        replace(STATUS, missing=(Missing("gpus", "Hang"),)),
+        replace(STATUS, conditions=(DOWN, REPLAY), faults=(XID, SXID)),
+    ],
+)
 def test_writes_and_locks_nothing_when_nothing_changed(tx: Connection, status: Status) -> None:
     epoch = join(tx)
     record_status(tx, NODE, epoch, status)
@@ -129,3 +144,125 @@ def test_touch_does_not_wait_for_a_node_that_is_being_applied(database: str) -> 
         tx.commit()
         apply(tx, host())
         assert touch(other, [(NODE, 1), (OTHER, 1)]) == {OTHER: 0}
+
+
+def conditions(tx: Connection) -> list[Any]:
+    return tx.execute("SELECT type, device_id, status, reason, advisory FROM conditions ORDER BY type, device_id").fetchall()
+
+
+def payloads(tx: Connection, kind: str) -> list[Any]:
+    return [row[0] for row in tx.execute("SELECT payload FROM events WHERE type = %s ORDER BY seq", [kind])]
+
+
+def test_conditions_are_as_the_last_report_says(tx: Connection) -> None:
+    epoch = join(tx)
+    record_status(tx, NODE, epoch, replace(STATUS, conditions=(DOWN, REPLAY)))
+    assert conditions(tx) == [("NvmlUnavailable", "", "true", "Hang", False), ("PcieReplayHigh", "GPU-1", "true", "", False)]
+    record_status(tx, NODE, epoch, replace(STATUS, conditions=(REPLAY,)))
+    assert conditions(tx) == [("NvmlUnavailable", "", "false", "", False), ("PcieReplayHigh", "GPU-1", "true", "", False)]
+    assert [(one["condition"], one["status"]) for one in payloads(tx, "node.condition.changed")] == [
+        ("NvmlUnavailable", "true"),
+        ("PcieReplayHigh", "true"),
+        ("NvmlUnavailable", "false"),
+    ]
+
+
+def test_since_of_a_condition_moves_with_its_status_only(tx: Connection) -> None:
+    epoch = join(tx)
+    record_status(tx, NODE, epoch, replace(STATUS, conditions=(DOWN,)))
+    tx.execute("UPDATE conditions SET since = '2026-01-01'")
+    record_status(tx, NODE, epoch, replace(STATUS, conditions=(replace(DOWN, reason="GpuLost", message="another"),)))
+    assert tx.execute("SELECT since < '2026-01-03', reason, message FROM conditions").fetchone() == (True, "GpuLost", "another")
+    record_status(tx, NODE, epoch, STATUS)
+    assert tx.execute("SELECT since = now() FROM conditions").fetchone() == (True,)
+
+
+def test_conditions_of_other_writers_are_not_touched(tx: Connection) -> None:
+    epoch = join(tx)
+    tx.execute(
+        "INSERT INTO conditions (node_id, type, device_id, tenant_id, status) VALUES (%s, 'GpuLost', 'GPU-1', 'default', 'true')",
+        [NODE],
+    )
+    record_status(tx, NODE, epoch, STATUS)
+    assert conditions(tx) == [("GpuLost", "GPU-1", "true", "", False)]
+    assert told(tx) == []
+
+
+def test_an_xid_is_told_once_whoever_reports_it_again(tx: Connection) -> None:
+    status = replace(STATUS, faults=(XID, SXID))
+    for _ in range(3):  # another session, in the same boot
+        epoch = join(tx)
+        record_status(tx, NODE, epoch, status)
+        record_status(tx, NODE, epoch, replace(status, abandoned_workers=epoch))
+    assert told(tx, "node.xid") == ["node.xid", "node.xid"]
+    assert count(tx, "node_faults") == 2
+
+
+def test_counts_are_stored_and_doublings_told(tx: Connection) -> None:
+    epoch = join(tx)
+    for number in (1, 2, 3, 4, 7, 3, 8, 100):
+        record_status(tx, NODE, epoch, replace(STATUS, faults=(replace(XID, count=number),)))
+    assert [one["count"] for one in payloads(tx, "node.xid")] == [1, 2, 4, 8, 100]
+    assert tx.execute("SELECT code, device_id, boot_id, count, told FROM node_faults").fetchall() == [
+        ("Xid79", "GPU-1", "boot-1", 100, 100)
+    ]
+
+
+def test_a_report_that_lists_an_xid_no_more_forgets_nothing(tx: Connection) -> None:
+    epoch = join(tx)
+    for faults in ((XID,), (), (XID,)):
+        record_status(tx, NODE, epoch, replace(STATUS, faults=faults))
+    assert told(tx, "node.xid") == ["node.xid"]
+
+
+def test_the_same_xid_in_another_boot_is_new_and_the_old_count_goes(tx: Connection) -> None:
+    record_status(tx, NODE, join(tx), replace(STATUS, faults=(replace(XID, count=50), SXID)))
+    epoch = hello(tx, NODE, replace(FACTS, boot_id="boot-2")).epoch
+    record_status(tx, NODE, epoch, STATUS)
+    assert count(tx, "node_faults") == 2, "nothing is written for a report that tells nothing new"
+    record_status(tx, NODE, epoch, replace(STATUS, faults=(XID,)))
+    assert [one["count"] for one in payloads(tx, "node.xid")] == [50, 1, 1]
+    assert tx.execute("SELECT boot_id, code FROM node_faults").fetchall() == [("boot-2", "Xid79")]
+
+
+@pytest.mark.parametrize(
+    "lease", ["UPDATE nodes SET trust = 'tenant-controlled'", "UPDATE nodes SET trust_epoch = session_trust_epoch + 1"]
+)
+def test_of_a_tenants_machine_conditions_are_advisory_and_xids_nothing(tx: Connection, lease: str) -> None:
+    epoch = join(tx)
+    record_status(tx, NODE, epoch, replace(STATUS, conditions=(REPLAY,)))
+    tx.execute(lease.encode())
+    record_status(tx, NODE, epoch, replace(STATUS, conditions=(DOWN,), faults=(XID,)))
+    assert conditions(tx) == [("NvmlUnavailable", "", "true", "Hang", True), ("PcieReplayHigh", "GPU-1", "false", "", True)]
+    assert [one.get("advisory", False) for one in payloads(tx, "node.condition.changed")] == [False, True, True]
+    assert (count(tx, "node_faults"), told(tx, "node.xid")) == (0, [])
+    assert tx.execute("SELECT no_schedule_reasons FROM nodes").fetchone() == ([],)
+
+
+def test_text_with_a_nul_is_stored(tx: Connection) -> None:
+    epoch = join(tx)
+    record_status(tx, NODE, epoch, replace(STATUS, conditions=(replace(DOWN, message="a\0b"),)))
+    assert tx.execute("SELECT message FROM conditions").fetchone() == ("a\ufffdb",)
+
+
+def test_a_count_that_no_bigint_holds_is_refused(tx: Connection) -> None:
+    epoch = join(tx)
+    with pytest.raises(psycopg.DataError):
+        record_status(tx, NODE, epoch, replace(STATUS, faults=(replace(XID, count=1 << 63),)))
+
+
+def test_eight_threads_that_report_the_same_tell_it_once(database: str) -> None:
+    status = replace(STATUS, conditions=(DOWN, REPLAY), faults=(XID, SXID))
+    with psycopg.connect(database) as tx:
+        epoch = join(tx)
+
+    def report(number: int) -> None:
+        with psycopg.connect(database) as connection:
+            for turn in range(10):
+                record_status(connection, NODE, epoch, replace(status, abandoned_workers=number * 10 + turn))
+                connection.commit()
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(report, range(8)))
+    with psycopg.connect(database) as tx:
+        assert sorted(told(tx)) == ["node.condition.changed", "node.condition.changed", "node.xid", "node.xid"]

@@ -54,6 +54,24 @@ def test_a_report_is_read_whole() -> None:
     assert decoded(status_report=pb.StatusReport()) == m.Report(0, None, values.Status(""))
 
 
+def test_conditions_faults_and_what_is_neither_are_told_apart() -> None:
+    true, unknown = pb.CONDITION_STATUS_TRUE, pb.CONDITION_STATUS_UNKNOWN
+    report = pb.StatusReport(
+        conditions=[
+            pb.Condition(type="MPSDown", status=unknown, reason="R\0", message="m\0", since=STAMP),
+            pb.Condition(type="Xid79", status=true, device_id="GPU-1", bus_id="b", count=3, message="79, x"),
+            pb.Condition(type="AcceptanceFailed", status=pb.CONDITION_STATUS_FALSE),
+            pb.Condition(type="FabricManagerDown"),
+        ]
+    )
+    status = values.Status(
+        "",
+        conditions=(values.Condition("MPSDown", "unknown", "R", "m"),),
+        faults=(values.Fault("xid", 79, "GPU-1", "b", 3, "79, x"),),
+    )
+    assert decoded(status_report=report) == m.Report(0, None, status, ("AcceptanceFailed", "FabricManagerDown"))
+
+
 def test_an_offer_and_a_chunk_are_read_whole() -> None:
     section = pb.SectionOffer(name="os", schema_version=1, hash="h", size=3)
     offer = pb.InventoryOffer(digest="d", sections=[section], collected_at=STAMP, boot_id="b", trigger="boot")

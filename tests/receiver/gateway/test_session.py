@@ -251,6 +251,83 @@ async def test_a_second_hello_rewrites_drivers_in_the_same_epoch(served: Live) -
     assert row(served, daemon, "epoch, drivers") == (1, [{"id": "libvirt-kvm", "version": "9", "kinds": ["vm"]}])
 
 
+@live
+async def test_conditions_and_xids_of_a_report_are_recorded_shown_and_told_once(served: Live) -> None:
+    daemon = served.daemon()
+    await daemon.connect()
+    daemon.set_condition("NvmlUnavailable", reason="Hang", message="no answer")
+    daemon.xid(79, "GPU-1", "00000000:18:00.0", message="79, GPU has fallen off the bus.")
+    daemon.sxid(12028, "00000000:05:00.0")
+    daemon.sxid(12028, "00000000:06:00.0")
+    told = "SELECT type, payload ->> 'condition', payload ->> 'xid' FROM events WHERE type <> 'node.joined' ORDER BY seq"
+    await daemon.report()
+    await until("the events", lambda: len(served.rows(told)) == 4)
+    assert sorted(served.rows(told), key=str) == [
+        ("node.condition.changed", "NvmlUnavailable", None),
+        *[("node.xid", None, "12028")] * 2,
+        ("node.xid", None, "79"),
+    ]
+    node = await served.api("nodes.get", nodeId=daemon.node_id)
+    (shown,) = node["conditions"]
+    assert (shown["type"], shown["status"], shown["reason"], shown["message"]) == ("NvmlUnavailable", "true", "Hang", "no answer")
+    daemon.set_condition("NvmlUnavailable", False)
+    await daemon.report()
+    await until("the end of the condition", lambda: len(served.rows(told)) == 5)
+    assert (await served.api("nodes.get", nodeId=daemon.node_id))["conditions"][0]["status"] == "false"
+
+
+def test_another_receiver_tells_nothing_twice(database: str) -> None:
+    async def main() -> None:
+        told = "SELECT count(*) FROM events WHERE type <> 'node.joined'"
+        async with serving(database) as one:
+            daemon = one.daemon()
+            await daemon.connect()
+            daemon.set_condition("NvmlUnavailable", reason="Hang")
+            daemon.xid(79, "GPU-1", "00000000:18:00.0", count=7)
+            await daemon.report()
+            await until("the events", lambda: one.rows(told) == [(2,)])
+        async with serving(database) as other:
+            daemon.target = other.receiver.config.listen_session
+            other.daemons.append(daemon)
+            await daemon.connect()
+            await daemon.report()
+            registry = other.receiver.registry
+            await until("the report", lambda: daemon.node_id in registry.current and registry.current[daemon.node_id].judged)
+            assert other.rows(told) == [(2,)]
+
+    asyncio.run(main())
+
+
+@live
+async def test_a_report_repeated_with_conditions_and_xids_is_no_statement(served: Live) -> None:
+    daemon = served.daemon()
+    await daemon.connect()
+    daemon.set_condition("NvmlUnavailable", reason="Hang")
+    daemon.xid(79, "GPU-1", "00000000:18:00.0")
+    await daemon.report()
+    stream = served.receiver.registry.current[daemon.node_id]
+    await until("the first report", lambda: stream.judged)
+    await beat(served.receiver.registry, served.receiver.jobs)
+    with patch.object(served.receiver.jobs, "transaction", side_effect=AssertionError("a statement")):
+        seen = served.receiver.registry.seen
+        seen.clear()
+        await daemon.report()
+        await until("the second", lambda: daemon.node_id in seen)
+        seen.clear()
+
+
+@live
+async def test_a_condition_that_reports_may_not_set_is_dropped_and_counted(served: Live) -> None:
+    daemon = served.daemon()
+    await daemon.connect()
+    daemon.set_condition("AcceptanceFailed")
+    daemon.set_condition("NvmlUnavailable")
+    await daemon.report()
+    await daemon.report()
+    await until("the count", lambda: served.receiver.registry.dropped["bad-condition"] == 2)
+    await until("the other", lambda: served.rows("SELECT type FROM conditions") == [("NvmlUnavailable",)])
+
+
 BAD = [
     (dict.fromkeys(["conditions"], limits.CONDITIONS.most + 1), "INVALID_ARGUMENT: conditions a report: 257, at most 256"),
     (dict.fromkeys(["text"], limits.MESSAGE_TEXT.most + 1), "bytes a condition's message: 2049, at most 2048"),
