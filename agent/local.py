@@ -12,6 +12,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -23,12 +24,15 @@ from agent.errors import UserError
 LINE_LIMIT = 64 << 10  # bytes of a request
 _ADDRESS_LIMIT = 107  # bytes of a unix socket's path
 
+_log = logging.getLogger("bcd.local")
+
 Method = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 
 
 @contextlib.contextmanager
 def only_daemon(data_dir: Path) -> Iterator[None]:
-    """Makes `data_dir` (0700) and holds it for this process. Raises UserError when another daemon has it."""
+    """Makes `data_dir` (0700) and holds it for this process; one that others may enter is logged. Raises UserError when another
+    daemon has it."""
     try:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -43,8 +47,11 @@ def only_daemon(data_dir: Path) -> Iterator[None]:
                 f"another bcd{f' (process {owner})' if owner else ''} already runs on the data directory {data_dir}",
                 "stop it first, or name another directory with --data-dir",
             ) from error
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        if (mode := data_dir.stat().st_mode & 0o777) & 0o077:
+            _log.warning("others may enter %s: its mode is %o, and should be 700 (`chmod 700 %s`)", data_dir, mode, data_dir)
         yield
     finally:
         os.close(fd)

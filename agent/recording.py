@@ -30,8 +30,8 @@ Note = Callable[[dict[str, object]], None]
 class Recorder(Host):
     """A host that answers as `source` does, and copies what it answers below `out` and into `note`.
 
-    Links stay links, with those that a path runs through. A file that was only listed or looked for is there, empty. What is
-    absent leaves nothing.
+    Links stay links, with those that a path runs through. A file that was only listed or looked for is there, empty, and so is
+    one file of a directory that was only listed or looked for: git keeps no directory without one. What is absent leaves nothing.
     """
 
     source: Host = field(default_factory=Host)
@@ -157,8 +157,19 @@ class Recorder(Host):
             _link(here, os.readlink(self.source.walk(path, follow_last=False)))
         elif stat.S_ISDIR(mode):
             here.mkdir(exist_ok=True)
+            if not any(entry.is_file() for entry in here.iterdir()):
+                self._place_one_file(path)
         elif not here.exists():
             here.touch()
+
+    def _place_one_file(self, directory: str) -> None:
+        try:
+            for path in (f"{directory}/{name}" for name in self.source.listdir(directory)):
+                if stat.S_ISREG(self.source.stat(path, follow=False).st_mode):
+                    self._at(path, follow=False).touch()
+                    return
+        except Unreadable:  # it cannot be listed, or has gone meanwhile
+            return
 
     def _at(self, path: str, follow: bool = True) -> Path:
         """Where `path` stands in the copy, with its parents and the links on its way made."""

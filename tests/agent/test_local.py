@@ -1,7 +1,9 @@
 """The local socket: one daemon a directory, requests as lines of JSON."""
 
 import asyncio
+import errno
 import json
+import os
 import socket
 import stat
 from collections.abc import Mapping
@@ -48,6 +50,26 @@ def say(path: Path, data: bytes) -> list[dict[str, Any]]:
             return answer
 
     return [json.loads(line) for line in asyncio.run(work()).splitlines()]
+
+
+def test_says_when_others_may_enter_the_data_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with local.only_daemon(tmp_path / "mine"):
+        assert not caplog.records
+    assert stat.S_IMODE((tmp_path / "mine").stat().st_mode) == 0o700
+    (tmp_path / "mine").chmod(0o750)
+    with local.only_daemon(tmp_path / "mine"):
+        assert "its mode is 750, and should be 700" in caplog.text
+
+
+def test_a_full_disk_keeps_no_daemon_from_its_data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with local.only_daemon(tmp_path):
+        monkeypatch.undo()
+        with pytest.raises(UserError, match="another bcd already runs"), local.only_daemon(tmp_path):
+            pass
 
 
 def test_answers_a_method_with_its_arguments(tmp_path: Path) -> None:

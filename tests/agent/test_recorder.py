@@ -1,5 +1,6 @@
 """`bcd capture`: a recorded host gives the sections of the host it was recorded from."""
 
+import contextlib
 import errno
 import json
 import os
@@ -20,7 +21,7 @@ from agent.recorded import RecordedHost, RecordedNvml, open_host, open_nvml
 from agent.recorder import capture
 from agent.recording import Recorder, RecordingNvml, record
 from agent.redaction import placeholder, redact_directory
-from tests.agent.collectors.tree import Content, Link, plant
+from tests.agent.collectors.tree import Content, Content, Link, plant
 from tests.hosts_catalog import HOSTS
 
 GPU = "/sys/devices/pci0000:17/0000:17:01.0/0000:18:00.0"
@@ -94,9 +95,10 @@ def test_a_recording_of_a_recorded_host_is_that_host(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "b/host.json").read_text())["errors"] == {"/sys/class/dmi/id/product_serial": errno.EACCES}
 
 
-def test_a_recording_of_this_machine_has_its_sections(tmp_path: Path) -> None:
+def test_a_recording_of_this_machine_has_its_sections_without_its_empty_directories_too(tmp_path: Path) -> None:
     done = capture(tmp_path / "here", redact=False)
     assert done.failed == {}
+    drop_empty_directories(tmp_path / "here/root")
     host, nvml = open_host(tmp_path / "here"), open_nvml(tmp_path / "here")
     for name in COLLECTORS:
         assert encode(collect(name, host, nvml)) == encode(collect(name, Host(), PynvmlNvml(""))), name
@@ -148,6 +150,7 @@ def test_a_recording_of_each_recorded_host_is_that_host(tmp_path: Path, name: st
     (tmp_path / "host.json").write_text(json.dumps(facts))
     if nvml:
         (tmp_path / "nvml.json").write_text(json.dumps(nvml))
+    drop_empty_directories(tmp_path)
     assert hashes(tmp_path) == hashes(source)
     assert open_host(tmp_path).uname() == open_host(source).uname()
     redact_directory(tmp_path, key=b"k")
@@ -156,6 +159,13 @@ def test_a_recording_of_each_recorded_host_is_that_host(tmp_path: Path, name: st
     assert {name for name, value in before if value not in {v for n, v in after if n == name}} <= NAMES
     kept = {value for name, value in before if name in NAMES - {"name", "model"} and (name, value) in after}
     assert all(placeholder(value) for value in kept), kept
+
+
+def drop_empty_directories(directory: Path) -> None:
+    """As git does."""
+    for folder, _, _ in os.walk(directory, topdown=False):
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
 
 
 # What redaction may change: fields that name a machine or a part; an interface is named by its MAC, and a cloud's disk has its
@@ -246,9 +256,17 @@ def test_links_on_the_way_are_recorded(tmp_path: Path) -> None:
 
 
 def test_a_listing_is_recorded_with_the_kinds_of_its_names(tmp_path: Path) -> None:
-    source = Host(plant(tmp_path / "a", {"/d/file": "data", "/d/link": Link("gone"), "/d/sub/x": "", "/e": None}))
+    planted: dict[str, Content] = {
+        "/d/file": "data",
+        "/d/link": Link("gone"),
+        "/d/sub/a": Link("x"),
+        "/d/sub/x": "data",
+        "/e": None,
+    }
+    source = Host(plant(tmp_path / "a", planted))
     host = Recorder(root=source.root, source=source, out=tmp_path / "b", note=Notes())
     assert host.listdir("/d") == ["file", "link", "sub"]
+    assert [(path.name, path.read_text()) for path in (tmp_path / "b/d/sub").iterdir()] == [("x", "")]
     assert host.listdir("/e") == []
     copy = Host(tmp_path / "b")
     assert (copy.listdir("/d"), copy.listdir("/e"), copy.readlink("/d/link")) == (["file", "link", "sub"], [], "gone")
