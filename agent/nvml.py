@@ -71,6 +71,7 @@ DEVICE_QUERIES = {
     # Readings of the moment: asked by tasks (agent.collectors.TASKS), never part of a section.
     "currentPcieWidth": "int, lanes",
     "currentPcieGeneration": "int",
+    "pcieReplayCounter": "int, packets sent again since the driver was loaded",
     "utilization": "[GPU, memory controller], percent of the last sample period",
     "temperature": "int, degrees Celsius",
     "powerUsage": "int, mW",

@@ -361,6 +361,7 @@ ROWS: Mapping[str, _Row] = {
     "recoveryAction": _Row("nvmlDeviceGetFieldValues", lambda call, handle: _field(call, handle, _FI_RECOVERY_ACTION)),
     "currentPcieWidth": _plain("nvmlDeviceGetCurrPcieLinkWidth"),
     "currentPcieGeneration": _plain("nvmlDeviceGetCurrPcieLinkGeneration"),
+    "pcieReplayCounter": _plain("nvmlDeviceGetPcieReplayCounter"),
     "utilization": _Row("nvmlDeviceGetUtilizationRates", _utilization),
     "temperature": _plain("nvmlDeviceGetTemperature", _TEMPERATURE_GPU),
     "powerUsage": _plain("nvmlDeviceGetPowerUsage"),

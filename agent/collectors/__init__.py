@@ -40,6 +40,7 @@ COLLECTORS: Mapping[str, str] = {
 # and a row here; agent/collection.py runs them and hands their bytes back.
 TASKS: Mapping[str, str] = {
     "readings": "agent.collectors.readings",
+    "probe": "agent.collectors.probe",
 }
 
 

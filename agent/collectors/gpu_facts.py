@@ -5,7 +5,7 @@ answers of another type. A failure that is no absence (no permission, unknown, t
 GPU's `unreadable`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from bettercompute.agent.v1 import inventory_pb2 as pb
@@ -162,6 +162,15 @@ FACTS = (
 )
 
 
+_PROBED = frozenset(
+    {
+        "eccMode",  # says whether row remapping is there
+        "eccVolatileTotal", "eccVolatileSram", "eccVolatileDram", "sramThresholdExceeded",
+        "retiredPagesPending", "recoveryAction",
+    }
+)  # fmt: skip
+
+
 def identify(device: Device, gpu: pb.Gpu) -> None:
     """The fields IDENTITY, into `gpu`. Raises Lost, also when the UUID is there and cannot be read."""
     _put(gpu, "uuid", text(device.ask("uuid")))
@@ -178,23 +187,33 @@ def identify(device: Device, gpu: pb.Gpu) -> None:
 
 def describe(device: Device, gpu: pb.Gpu, confidential_compute: str | None) -> None:
     """Everything else that NVML knows of the GPU, into `gpu`. Raises Lost."""
-    for fact in FACTS:
-        answer = device.ask(fact.query)
-        values = answer if isinstance(answer, (list, tuple)) else [answer]
-        if len(values) == len(fact.fields):
-            for path, value in zip(fact.fields, values, strict=True):
-                _put(gpu, path, fact.read(value))
+    _facts(device, gpu, FACTS)
     answer = device.ask("architecture")
     generation = number(answer) or 0
     _put(gpu, "architecture", word(_ARCHITECTURES)(answer))
     _capability(gpu, device.ask("computeCapability"))
-    if gpu.ecc.HasField("current") and generation >= AMPERE:  # the call succeeds on cards without the feature, with zeros
-        _row_remap(gpu, device.ask("remappedRows"))
+    _row_remap(gpu, device, generation)
     _mig(gpu, device)
     _nvlinks(gpu, device)
     _fabric(gpu, device.ask("fabric"))
     if confidential_compute is not None and generation >= HOPPER:
         gpu.confidential_compute = confidential_compute
+
+
+def probe(device: Device, gpu: pb.Gpu) -> None:
+    """Of `describe` only what a fault moves (A6): the volatile ECC counts, remap and recovery flags, the fabric. Raises Lost."""
+    _facts(device, gpu, (fact for fact in FACTS if fact.query in _PROBED))
+    _row_remap(gpu, device, number(device.ask("architecture")) or 0)
+    _fabric(gpu, device.ask("fabric"))
+
+
+def _facts(device: Device, gpu: pb.Gpu, facts: Iterable[Fact]) -> None:
+    for fact in facts:
+        answer = device.ask(fact.query)
+        values = answer if isinstance(answer, (list, tuple)) else [answer]
+        if len(values) == len(fact.fields):
+            for path, value in zip(fact.fields, values, strict=True):
+                _put(gpu, path, fact.read(value))
 
 
 def _put(message: object, path: str, value: object) -> None:
@@ -211,7 +230,10 @@ def _capability(gpu: pb.Gpu, answer: object) -> None:
         gpu.compute_capability = f"{numbers[0]}.{numbers[1]}"
 
 
-def _row_remap(gpu: pb.Gpu, answer: object) -> None:
+def _row_remap(gpu: pb.Gpu, device: Device, generation: int) -> None:
+    if not gpu.ecc.HasField("current") or generation < AMPERE:  # the call succeeds on cards without the feature, with zeros
+        return
+    answer = device.ask("remappedRows")
     if not isinstance(answer, (list, tuple)) or len(answer) != 4:
         return
     correctable, uncorrectable = number(answer[0]), number(answer[1])

@@ -33,6 +33,7 @@ BEYOND = (
     "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetTemperature", "nvmlDeviceGetComputeRunningProcesses_v3",
     "nvmlDeviceGetGraphicsRunningProcesses_v3",
 )  # fmt: skip
+PROBED = ("nvmlDeviceGetPcieReplayCounter",)  # by the health probe alone
 FUNCTIONS = tuple(
     name
     for name in re.findall(
@@ -40,7 +41,7 @@ FUNCTIONS = tuple(
     )
     if name not in _NOT_ASKED
 )
-HANGABLE = tuple(name for name in FUNCTIONS if name not in OLDER and name not in BEYOND)
+HANGABLE = tuple(name for name in FUNCTIONS if name not in (*OLDER, *BEYOND, *PROBED))
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ def _device(index: int) -> dict[str, Any]:
         "recoveryAction": 0,
         "currentPcieWidth": 16,
         "currentPcieGeneration": 5,
+        "pcieReplayCounter": 12,
         "utilization": [37, 12],
         "temperature": 41,
         "powerUsage": 312_400,
