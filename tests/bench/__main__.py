@@ -23,16 +23,21 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0, help="how long an idle daemon is watched (default 10)")
     arguments = parser.parse_args()
     table = Table("what", "figure", "floor", "ratio", "aim", "", title="benchmarks")
-    for name in arguments.bench or BENCHES:
-        print(f"measuring {name} ...", file=sys.stderr, flush=True)
-        for row in BENCHES[name](arguments.minutes):
-            aim = "-" if row.aim is None else f"{'>=' if row.at_least else '<='} {row.aim:g}"
-            floor = "-" if row.floor is None else f"{row.floor:.2f} {row.unit}: {row.floor_name}"
-            ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
-            table.add_row(
-                row.what + (f" ({row.note})" if row.note else ""), f"{row.figure:.2f} {row.unit}", floor, ratio, aim, row.verdict
-            )
-    Console(width=None if sys.stdout.isatty() else 170).print(table)
+    try:
+        for name in arguments.bench or BENCHES:
+            print(f"measuring {name} ...", file=sys.stderr, flush=True)
+            for row in BENCHES[name](arguments.minutes):
+                table.add_row(*_cells(row))
+    finally:  # what was measured is shown, whatever stops the rest
+        Console(width=None if sys.stdout.isatty() else 170).print(table)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    what = row.what + (f" ({row.note})" if row.note else "")
+    floor = "-" if row.floor is None else f"{row.floor:.2f} {row.unit}: {row.floor_name}"
+    ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
+    aim = "-" if row.aim is None else f"{'>=' if row.at_least else '<='} {row.aim:g}"
+    return what, f"{row.figure:.2f} {row.unit}", floor, ratio, aim, row.verdict
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ from tests.hosts_catalog import HOSTS
 NODES = 400
 CONNECTIONS = 8
 _FLOOR_LOAD = """SELECT n.applied_digest, n.applied_snapshot_id,
-  (SELECT array_agg(s.body) FROM node_section_baselines b JOIN sections s USING (hash)
-   WHERE b.node_id = n.id AND b.name = ANY(%s))
+  (SELECT array_agg(s.body) FROM sections s
+   WHERE s.hash IN (SELECT n.section_baselines -> name ->> 0 FROM unnest(%s::text[]) AS name))
 FROM nodes n WHERE n.id = %s FOR NO KEY UPDATE OF n"""
 _FLOOR_WRITE = "INSERT INTO floor (hash, body) SELECT * FROM unnest(%s::text[], %s::bytea[])"
 _serial = itertools.count()

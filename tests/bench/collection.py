@@ -9,7 +9,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from agent.collectors import COLLECTORS, collect
+from agent.collection import Collector
+from agent.collectors import COLLECTORS, Options, collect
 from agent.host import MAX_FILE, Host
 from agent.recorded import open_host, open_nvml
 from tests.bench import Row
@@ -28,16 +29,10 @@ def rows() -> Iterator[Row]:
         listed = base / "files"
         listed.write_text("\0".join(_files_read()))
         driver = stub(base, json.loads((HOSTS[HOST] / "nvml.json").read_text()))
-        request = {
-            "parent": os.getpid(),
-            "host": str(HOSTS[HOST]),
-            "sections": list(COLLECTORS),
-            "options": {"image_dir": "/var/lib/bcd/images", "cri_socket": ""},
-            "nvmlLibrary": str(driver.library),
-            "known": "",
-        }
+        parent = Collector(HOSTS[HOST], Options(), str(driver.library), 60.0)
+        request = parent._request(list(COLLECTORS), (), {})  # what the daemon's own parent would ask
         worker = [sys.executable, "-P", "-m", "agent.collectors.worker"]
-        figure = _cpu(worker, json.dumps(request).encode(), {**os.environ})
+        figure = _cpu(worker, request, os.environ)
         floor = _cpu([sys.executable, "-P", "-c", _FLOOR, str(listed)], b"", os.environ)
         yield Row("child CPU of a collection, 8 x H100", figure, "ms", "python + pynvml + the same files", floor, 3.0)
 
