@@ -1,6 +1,7 @@
 """bcd's command line: arguments and exit codes only. What a command needs is imported when it runs."""
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -44,10 +45,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"bcd: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # `bcd inventory | head`: whoever reads has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 1
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO) or error.filename:
+            raise
+        _drop_output()
+        print(f"bcd: writing to standard output: {error.strerror}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _drop_output() -> None:
+    """What is still buffered goes nowhere, instead of failing once more when the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 # ---- run
@@ -72,7 +84,10 @@ def _add_inventory(parser: argparse.ArgumentParser) -> None:
 
 
 def _inventory(arguments: Arguments) -> int:
+    from bettercompute.agent.v1 import inventory_pb2 as pb
     from bettercompute.contract.sections import SECTIONS, decode
+
+    from agent.sections import nvml_error
 
     if unknown := [name for name in arguments.sections if name not in SECTIONS]:
         raise UserError(f"inventory: no section is named {', '.join(unknown)}", f"the sections are {', '.join(SECTIONS)}")
@@ -83,17 +98,12 @@ def _inventory(arguments: Arguments) -> int:
         print("".join(f"{name} {section.hash}\n" for name, section in sections.items()), end="")
     else:
         _show({name: (decode(name, section.data), section.hash) for name, section in sections.items()}, arguments.json)
-    if "gpus" in sections:
-        _note_nvml(decode("gpus", sections["gpus"].data))
-    for failed in collected.failed:
-        print(f"bcd: collecting section {failed.name}: {failed.reason}: {failed.message}", file=sys.stderr)
-    return 1 if collected.failed else 0
-
-
-def _note_nvml(gpus: Any) -> None:
-    """Says on standard error what the section itself says: it is there, and NVML did not answer."""
-    if gpus.HasField("error"):
-        print(f"bcd: collecting section gpus: NVML does not answer: {gpus.error.reason}: {gpus.error.message}", file=sys.stderr)
+    errors = [(failed.name, f"{failed.reason}: {failed.message}") for failed in collected.failed]
+    if "gpus" in sections and (error := nvml_error(pb.GpusSection.FromString(sections["gpus"].data))):
+        errors.append(("gpus", error))
+    for name, error in errors:
+        print(f"bcd: collecting section {name}: {error}", file=sys.stderr)
+    return 1 if errors else 0
 
 
 def _show(messages: Mapping[str, Any], as_json: bool) -> None:
@@ -219,11 +229,36 @@ def _refresh(arguments: Arguments) -> int:
         _print_json(answer)
     elif answer["applied"]:
         print(f"the receiver has the inventory {str(answer['digest'])[:12]}, collected {answer['collectedAt']}")
-    for missing in answer["missing"]:
-        print(f"bcd: section {missing['name']} is missing: {missing['error']}", file=sys.stderr)
+    missing = [section for section in (*answer["sections"], *answer["missing"]) if "error" in section]
+    for section in missing:
+        print(f"bcd: section {section['name']} is missing: {section['error']}", file=sys.stderr)
     if not answer["applied"]:
         print(f"bcd: refresh: the receiver does not have the inventory: {answer['reason']}", file=sys.stderr)
-    return 0 if answer["applied"] else 1
+    return 0 if answer["applied"] and not missing else 1
+
+
+# ---- xid
+
+_XID_HELP = """Reads what dmesg, journalctl, syslog and talosctl print, bug reports (gzip too) and copies of /dev/kmsg,
+each line by its own form. Exit code 0: all was read, whatever it holds; 1: some files could not be read; 2: none could."""
+
+
+def _add_xid(parser: argparse.ArgumentParser) -> None:
+    parser.description = _XID_HELP
+    parser.add_argument("files", nargs="*", metavar="FILE", help="captured logs; none, or `-`: standard input (--host: its kmsg)")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", dest="form", action="store_const", const="json", help="the rows as a JSON list")
+    form.add_argument("--each", dest="form", action="store_const", const="each", help="one JSON object a fault, with its line")
+    parser.add_argument("--trust-userspace", action="store_true", help="count lines that a process wrote, not the kernel, too")
+    parser.set_defaults(form="table")
+
+
+def _xid(arguments: Arguments) -> int:
+    from agent import xid_report
+
+    host_dir = _host_dir(arguments)
+    files = arguments.files or [str(host_dir / "kmsg") if host_dir else xid_report.STDIN]
+    return xid_report.run(files, arguments.form, arguments.trust_userspace)
 
 
 # ---- the parser
@@ -233,14 +268,26 @@ COMMANDS = (
     Command("inventory", "collect now and print; nothing is sent", _add_inventory, _inventory),
     Command("capture", "record this host as a directory, for bug reports and tests", _add_capture, _capture),
     Command("refresh", "make the running daemon collect and offer now; ends when the receiver has it", _add_refresh, _refresh),
+    Command("xid", "the XIDs in captured kernel logs, with what each of them means", _add_xid, _xid),
     Command("status", "what the running daemon has, and what the receiver has of it", _add_json, _status),
 )
 _SHOWN = ("data_dir",)  # in every command's help; the other settings in that of `run`
 
 
+class _Version(argparse.Action):
+    """Finds the version out only when it is asked for: no other command pays for that."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"bcd {version('better-compute-node')}")
+        parser.exit()
+
+
 def _parser() -> argparse.ArgumentParser:
     form: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "epilog": EXIT_CODES, "allow_abbrev": False}
     parser = argparse.ArgumentParser("bcd", description="The node agent of a GPU cloud. Settings: bcd run --help.", **form)
+    parser.add_argument("--version", action=_Version, nargs=0, help="show bcd's version and end")
     _add_global(parser, _SHOWN)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:

@@ -46,11 +46,15 @@ class Collector:
 
     def __init__(self, host_dir: Path | None, options: Options, nvml_library: str, limit: float) -> None:
         self._host_dir = None if host_dir is None else host_dir.absolute()
+        self.configure(options, nvml_library, limit)
+        self._lock = asyncio.Lock()
+        self._stuck: dict[str, subprocess.Popen[bytes]] = {}  # section -> the abandoned child that hangs in it
+
+    def configure(self, options: Options, nvml_library: str, limit: float) -> None:
+        """Other settings, from the next child on."""
         self._options = options
         self._library = nvml_library
         self._limit = limit
-        self._lock = asyncio.Lock()
-        self._stuck: dict[str, subprocess.Popen[bytes]] = {}  # section -> the abandoned child that hangs in it
 
     @property
     def abandoned(self) -> int:
@@ -100,7 +104,10 @@ class Collector:
     async def _in_child(self, request: bytes, todo: list[str], limit: float) -> dict[str, Section | Failed]:
         """One child's outcomes: those it finished, and a failure for the one it hung or died in (all, if it never began)."""
         done: dict[str, Section | Failed] = {}
-        child = _start(request)
+        try:
+            child = _start(request)
+        except OSError as refused:  # no memory, or as many processes or open files as there may be
+            return {name: Failed(name, "WorkerDied", f"the worker cannot be started: {refused.strerror}") for name in todo}
         began = False
         error = None
         async with _pipes(child) as (frames, stderr):

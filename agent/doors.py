@@ -22,3 +22,8 @@ def options(config: Config) -> Options:
 def collector(config: Config, host_dir: Path | None) -> Collector:
     """The collector of this host, or of a recorded one."""
     return Collector(host_dir, options(config), config.nvml_library, config.collect_limit)
+
+
+def configure(collector: Collector, config: Config) -> None:
+    """Other settings for a collector, which goes on knowing the children that it had to abandon."""
+    collector.configure(options(config), config.nvml_library, config.collect_limit)

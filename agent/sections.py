@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from bettercompute.agent.v1 import inventory_pb2 as pb
 from bettercompute.contract.sections import digest, section_hash
 
 
@@ -16,6 +17,11 @@ class Section:
     def hash(self) -> str:
         """Lower-case hexadecimal SHA-256 of the bytes."""
         return section_hash(self.data)
+
+
+def nvml_error(gpus: pb.GpusSection) -> str:
+    """Why a gpus section that is there counts as a missing one all the same (A1); empty when NVML answered or was not needed."""
+    return f"NVML does not answer: {gpus.error.reason}: {gpus.error.message}" if gpus.HasField("error") else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,7 @@ class Daemon:
         self._store = inventory.Store(config.data_dir / "inventory")
         self._known = self._store.known_gpus()
         self._triggers = triggers.Triggers()
+        self._failure = ""  # of the last collection
         self._wanted = asyncio.Event()
         self._news = asyncio.Event()
         self._resettled = asyncio.Event()
@@ -113,9 +114,11 @@ class Daemon:
             self._triggers, work = self._triggers.start()
             if work is None:
                 continue
+            self._failure = ""
             try:
                 await self._collect_once(work)
             except FieldError as error:  # a recorded host that is no longer one
+                self._failure = f"the collection failed: {error}"
                 _log.error("collection (%s) failed: %s", work.reason, error)
             self._triggers = self._triggers.finish()
             if self._triggers.reasons:
@@ -256,7 +259,7 @@ class Daemon:
         try:
             async with asyncio.timeout(timeout):
                 await self._until(lambda: self._triggers.done >= number)
-                reason = await self._outcome()
+                reason = self._failure or await self._outcome()
         except TimeoutError:
             what = "the receiver has not answered" if self._triggers.done >= number else "the collection has not ended"
             reason = f"{what} after {timeout:g} s"
@@ -310,8 +313,7 @@ class Daemon:
             _log.warning("data_dir and socket change at the next start only")
         old, self._config = self._config, new
         log.setup(new.log_format)
-        if not self._collector.abandoned:  # else it must be remembered which child still hangs
-            self._collector = doors.collector(new, self._host_dir)
+        doors.configure(self._collector, new)
         self._resettled.set()
         self._resettled = asyncio.Event()
         _log.info("the configuration is reloaded")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from bettercompute.agent.v1 import inventory_pb2 as pb
 
 from agent.collectors.gpu_pci import is_gpu
-from agent.sections import Collected, Failed
+from agent.sections import Collected, Failed, nvml_error
 
 RETRY = 15.0  # seconds
 REASON = "settling"
@@ -44,8 +44,8 @@ def unsettled(collected: Collected) -> str | None:
 
 
 def _unsettled(section: pb.GpusSection) -> str | None:
-    if section.HasField("error"):
-        return f"NVML does not answer: {section.error.reason}: {section.error.message}"
+    if error := nvml_error(section):
+        return error
     for gpu in section.gpus:
         if gpu.fabric.state == "in-progress":
             return f"the fabric of {gpu.bus_id} is in progress"

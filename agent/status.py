@@ -10,7 +10,7 @@ from typing import Any
 from bettercompute.agent.v1 import inventory_pb2 as pb
 
 from agent.inventory import Inventory
-from agent.sections import Failed
+from agent.sections import Failed, Section, nvml_error
 from agent.session import messages as m
 from agent.settling import REASON as SETTLING
 
@@ -79,7 +79,7 @@ def describe(inventory: Inventory | None) -> Mapping[str, Any]:
         "collectedAt": moment(inventory.collected_at),
         "trigger": inventory.trigger,
         "sections": [
-            {"name": s.name, "hash": s.hash, "bytes": len(s.data), "collectedAt": moment(inventory.ages[s.name])}
+            {"name": s.name, "hash": s.hash, "bytes": len(s.data), "collectedAt": moment(inventory.ages[s.name])} | _error(s)
             for s in inventory.sections
         ],
         "missing": [
@@ -88,6 +88,11 @@ def describe(inventory: Inventory | None) -> Mapping[str, Any]:
         ],
         "devices": _devices(inventory),
     }
+
+
+def _error(section: Section) -> dict[str, str]:
+    error = nvml_error(pb.GpusSection.FromString(section.data)) if section.name == "gpus" else ""
+    return {"error": error} if error else {}
 
 
 def _devices(inventory: Inventory) -> list[dict[str, Any]]:

@@ -106,8 +106,8 @@ def test_a_failed_section_is_named_and_the_others_are_printed(
     assert "gpus" not in out
 
 
-def test_nvml_that_does_not_answer_is_named_and_its_section_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["inventory", "gpus", "--json", "--host", str(HOSTS["driver-not-loaded"])]) == 0
+def test_nvml_that_does_not_answer_counts_as_a_missing_section_which_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["inventory", "gpus", "--json", "--host", str(HOSTS["driver-not-loaded"])]) == 1
     out, err = capsys.readouterr()
     assert json.loads(out)["gpus"]["error"]["reason"] == "DriverNotLoaded"
     assert err.startswith("bcd: collecting section gpus: NVML does not answer: DriverNotLoaded: ")
@@ -154,7 +154,14 @@ def answers(monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any] | UserError)
     return asked
 
 
-REFRESHED = {"applied": True, "reason": "", "digest": "abc", "collectedAt": "2026-03-01T12:00:00.000Z", "missing": []}
+REFRESHED: dict[str, Any] = {
+    "applied": True,
+    "reason": "",
+    "digest": "abc",
+    "collectedAt": "2026-03-01T12:00:00.000Z",
+    "sections": [{"name": "os"}, {"name": "gpus"}],
+    "missing": [],
+}
 
 
 def test_refresh_is_0_when_the_receiver_has_it(
@@ -164,6 +171,16 @@ def test_refresh_is_0_when_the_receiver_has_it(
     assert cli.main(["refresh", "--timeout", "5s"]) == 0
     assert asked == [(tmp_path / "data" / "bcd.sock", "refresh", {"timeout": 5.0})]
     assert "the receiver has the inventory abc" in capsys.readouterr().out
+
+
+def test_refresh_is_1_when_the_receiver_has_it_without_a_section(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers(monkeypatch, REFRESHED | {"sections": [{"name": "gpus", "error": "NVML does not answer: Error: x"}]})
+    assert cli.main(["refresh"]) == 1
+    out, err = capsys.readouterr()
+    assert "the receiver has the inventory abc" in out
+    assert err == "bcd: section gpus is missing: NVML does not answer: Error: x\n"
 
 
 def test_refresh_is_1_when_it_does_not_and_says_why(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -296,6 +313,19 @@ def test_help_imports_nothing_that_takes_long() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == "[]\n"
     assert time.monotonic() - started < 2.0
+
+
+def test_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--version"])
+    assert re.fullmatch(r"bcd \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+def test_a_full_disk_below_standard_output_is_an_error_of_the_world() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "agent.cli", "inventory", "os", "--host", H100]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "bcd: writing to standard output: No space left on device\n")
 
 
 def test_a_reader_that_has_enough_is_no_error() -> None:

@@ -1,6 +1,7 @@
 """The collection's child process: what it hands back, and what hangs, crashes or bugs cost."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -191,6 +192,20 @@ def test_a_worker_that_cannot_start_fails_every_section_at_once(host: Path, plug
     collected = collect(ALL, host)
     assert [f.name for f in collected.failed] == sorted(ALL)
     assert {f.message for f in collected.failed} == {"the worker ended with exit code 1: no way"}
+
+
+def test_a_worker_that_the_kernel_refuses_fails_every_section_and_the_next_one_is_tried(
+    host: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as full:
+        full.setattr(subprocess, "Popen", refused)
+        collected = collect(ALL, host)
+    assert [f.name for f in collected.failed] == sorted(ALL)
+    assert {f.message for f in collected.failed} == {"the worker cannot be started: Resource temporarily unavailable"}
+    assert not collect(["os"], host).failed
 
 
 def test_a_bug_with_a_huge_text_is_cut(host: Path, plugin: Path) -> None:

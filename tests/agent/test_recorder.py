@@ -21,7 +21,7 @@ from agent.recorded import RecordedHost, RecordedNvml, open_host, open_nvml
 from agent.recorder import capture
 from agent.recording import Recorder, RecordingNvml, record
 from agent.redaction import placeholder, redact_directory
-from tests.agent.collectors.tree import Content, Content, Link, plant
+from tests.agent.collectors.tree import Content, Link, plant
 from tests.hosts_catalog import HOSTS
 
 GPU = "/sys/devices/pci0000:17/0000:17:01.0/0000:18:00.0"

@@ -19,6 +19,7 @@ from bettercompute.agent.v1 import session_pb2 as wire
 from bettercompute.contract.sections import SECTIONS, encode
 
 from agent import doors, local, settling
+from agent.collectors import Options
 from agent.config import Config
 from agent.errors import UserError
 from agent.sections import Collected, Failed, Section
@@ -44,6 +45,10 @@ class FakeCollector:
     asked: list[tuple[str, ...]] = field(default_factory=list)
     known: list[tuple[str, ...]] = field(default_factory=list)
     gate: asyncio.Event | None = None
+    configured: list[tuple[object, ...]] = field(default_factory=list)
+
+    def configure(self, *settings: object) -> None:
+        self.configured.append(settings)
 
     async def collect(self, names: Sequence[str], known: Sequence[pb.Gpu] = ()) -> Collected:
         self.asked.append(tuple(sorted(names)))
@@ -349,9 +354,13 @@ def test_a_recorded_host_that_goes_away_does_not_end_the_daemon(bench: Bench, ca
     async def test(run: Run) -> None:
         before = (await run.applied())["digest"]
         (bench.host / "root").rename(bench.host / "gone")
-        await run.ask("refresh")
+        answer = await run.ask("refresh")
+        assert not answer["applied"]
+        assert answer["reason"].startswith("the collection failed: ")
         assert (await run.ask("status"))["digest"] == before
         assert "is no recorded host" in caplog.text
+        (bench.host / "gone").rename(bench.host / "root")
+        assert (await run.ask("refresh"))["applied"]
 
     bench.run(test)
 
@@ -372,13 +381,17 @@ def test_reload_takes_new_settings_and_keeps_the_old_ones_when_one_is_wrong(
     async def test(run: Run) -> None:
         await run.applied()
         async with FakeGateway(bench.path / "other.sock", accept) as other:
-            answers[:] = [UserError("bcd.toml:3: unknown key"), replace(run.config, server=other.target)]
+            answers[:] = [
+                UserError("bcd.toml:3: unknown key"),
+                replace(run.config, server=other.target, image_dir="/images", collect_limit=7.0),
+            ]
             os.kill(os.getpid(), signal.SIGHUP)
             await until(lambda: len(answers) == 1)
             assert (await run.applied())["server"] == run.gateway.target
             os.kill(os.getpid(), signal.SIGHUP)
             await until(lambda: other.streams)
             assert (await run.applied())["server"] == other.target
+            assert run.collector.configured == [(Options(image_dir="/images"), "", 7.0)]
 
     bench.run(test)
     assert "the configuration is not reloaded: bcd.toml:3: unknown key" in caplog.text

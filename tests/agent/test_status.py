@@ -29,6 +29,13 @@ def test_a_missing_section_is_there_with_its_error_and_settling_is_one_word() ->
     assert status.describe(found)["missing"][1]["detail"] == "1 of 8 GPUs answer"
 
 
+def test_a_gpus_section_whose_nvml_did_not_answer_has_its_error_too() -> None:
+    found = pb.GpusSection(error=pb.NvmlFailure(reason="DriverNotLoaded", message="nvmlInit"))
+    errors = {s["name"]: s.get("error") for s in status.describe(inventory(gpus=found))["sections"]}
+    assert errors["gpus"] == "NVML does not answer: DriverNotLoaded: nvmlInit"
+    assert not any(error for name, error in errors.items() if name != "gpus")
+
+
 def test_conditions_are_sorted_so_that_the_same_state_is_the_same_report() -> None:
     conditions = [m.Condition("Xid79", "true", 1.0, device_id="GPU-2"), m.Condition("Xid79", "true", 1.0, device_id="GPU-1")]
     again = status.report(None, conditions=reversed(conditions))
