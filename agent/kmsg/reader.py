@@ -9,7 +9,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +52,7 @@ class Reader:
         self._path = path
         self._after = after
 
-    async def records(self) -> AsyncIterator[Record | Lost | Unparsed]:
+    async def records(self) -> AsyncGenerator[Record | Lost | Unparsed, None]:
         """Every record from the oldest that is kept on (or behind `after`), and where some are missing, how many.
 
         Ends only with a regular file. Raises KernelLogError. Close it (`contextlib.aclosing`) to give the descriptor back.
