@@ -1,13 +1,18 @@
 """When bcd collects (SPEC A2): reasons come in, collections go out one at a time. Pure.
 
 `Triggers` is the queue: what comes while a collection runs is merged into one more. A new source of triggers costs a row in
-REASONS and a caller of `add`; rules on when an event may trigger (debounce, spacing) belong here too, as functions of times.
+REASONS and a caller of `add`. Hardware events: `concerns` says which sections one is about, `Spacing` when they are collected.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from bettercompute.contract.sections import SECTIONS
+
+if TYPE_CHECKING:
+    from agent.udev import Event
 
 ALL = frozenset(SECTIONS)
 IMAGES_INTERVAL = 600.0  # seconds, where a CRI socket is configured (A1)
@@ -25,6 +30,10 @@ REASONS: dict[str, frozenset[str]] = {
     "refused": ALL,  # the receiver refused the inventory: once more
     "images": frozenset({"images"}),
     "settling": frozenset({"gpus"}),
+    "xid": frozenset({"gpus"}),  # the kernel log told of a fault
+    "probe": frozenset({"gpus"}),  # the health probe saw something else than the last collection (A6)
+    "overrun": ALL,  # events were lost
+    **{f"event-{name}": frozenset({name}) for name in ("disks", "gpus", "memory", "nics", "os")},
 }
 
 
@@ -94,3 +103,75 @@ def at_start(stored: tuple[str, Fingerprint] | None, boot_id: str, now: Fingerpr
 def rescan_delay(interval: float, jitter: float) -> float:
     """Seconds to the next rescan; `jitter` in [0, 1) spreads it over 10 % to both sides."""
     return interval * (1 + RESCAN_JITTER * (2 * jitter - 1))
+
+
+# ---------------------------------------------------------------- hardware events
+
+QUIET, PATIENCE = 2.0, 10.0  # seconds without an event before a collection, but not longer than that from the first one
+SPACE, LONGEST_SPACE = 60.0, 900.0  # between two collections that events caused
+
+_PCI_ADDRESS = re.compile(r"/([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])(?=/|$)")
+_NO_CHANGE = frozenset({"change", "bind", "unbind"})
+_OF_SUBSYSTEM = {
+    "block": frozenset({"disks"}),
+    "nvme": frozenset({"disks"}),
+    "net": frozenset({"nics"}),
+    "infiniband": frozenset({"nics"}),
+    "memory": frozenset({"memory"}),
+}
+_OF_NVIDIA, _OF_ANOTHER = frozenset({"gpus", "os"}), frozenset({"disks", "nics"})
+
+
+def pci_address(devpath: str) -> str | None:
+    """The PCI function that a device is or hangs on: 0000:16:00.0 of `/devices/pci0000:15/0000:16:00.0/drm/card1`."""
+    found = _PCI_ADDRESS.findall(devpath)
+    return found[-1] if found else None
+
+
+def concerns(event: "Event", nvidia: Callable[[str], bool], virtual_function: Callable[[str], bool]) -> frozenset[str]:
+    """The sections that an event concerns; none for what is no event (A2). Both functions are asked about a PCI address."""
+    address = pci_address(event.devpath)
+    if event.devpath.startswith("/devices/virtual/") or event.properties.get("DEVTYPE") == "partition":
+        return frozenset()
+    of_nvidia = event.subsystem in ("pci", "drm") and address is not None and nvidia(address)
+    if (event.action in _NO_CHANGE and not of_nvidia) or (address and virtual_function(address)):
+        return frozenset()
+    if event.subsystem in ("pci", "drm"):
+        return _OF_NVIDIA if of_nvidia else _OF_ANOTHER
+    return _OF_SUBSYSTEM.get(event.subsystem, frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class Spacing:
+    """Hardware events that wait for their collection, and when it may be. Times are seconds of one monotonic clock."""
+
+    sections: frozenset[str] = frozenset()  # that wait
+    first: float = 0.0  # of the events that wait
+    last: float | None = None  # event heard
+    collected: float | None = None  # when events last caused a collection
+    futile: int = 0  # such collections in a row that changed nothing, while events kept coming
+
+    def heard(self, sections: frozenset[str], now: float) -> "Spacing":
+        """One more event."""
+        if not sections:
+            return self
+        paused = self.last is None or now - self.last > LONGEST_SPACE
+        first = self.first if self.sections else now
+        return replace(self, sections=self.sections | sections, first=first, last=now, futile=0 if paused else self.futile)
+
+    @property
+    def due(self) -> float | None:
+        """When to collect what waits; None: nothing does."""
+        if not self.sections or self.last is None:
+            return None
+        debounced = min(self.last + QUIET, self.first + PATIENCE)
+        space = min(SPACE * 2.0 ** max(0, self.futile - 1), LONGEST_SPACE)
+        return debounced if self.collected is None else max(debounced, self.collected + space)
+
+    def take(self, now: float) -> "Spacing":
+        """What waited is being collected."""
+        return replace(self, sections=frozenset(), collected=now)
+
+    def judged(self, changed: bool) -> "Spacing":
+        """That collection ended. From the second one on that changes nothing, the space to the next doubles."""
+        return replace(self, futile=0 if changed else min(self.futile + 1, 64))

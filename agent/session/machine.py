@@ -379,7 +379,9 @@ def _report_due(state: State, now: float) -> tuple[State, Outputs]:
     if not state.welcomed or now < state.report_at:
         return state, ()
     report = m.StatusReport(state.seq + 1, state.status)
-    changed_at = now if state.dirty and state.seq else state.changed_at
+    # What moves by itself (pressure) changes with each report that is due anyway: that must not hold up the next change.
+    due_anyway = state.reported_at is None or now >= state.reported_at + state.interval
+    changed_at = state.changed_at if due_anyway else now
     return replace(state, seq=report.seq, reported_at=now, changed_at=changed_at, dirty=False), (report,)
 
 

@@ -150,6 +150,14 @@ def test_reports_a_change_at_once_and_further_ones_once_a_second() -> None:
     assert talk.feed(StatusChanged(status("d1", 4)), after=5.0) == [m.StatusReport(4, status("d1", 4))]
 
 
+def test_what_moved_with_a_report_that_was_due_does_not_hold_up_a_change() -> None:
+    """Pressure is another in each report at its interval; an XID a moment later must not wait for a second."""
+    talk = Talk(applied="d1")
+    assert talk.feed(StatusChanged(status("d1", 1)), Tick(), after=30.0) == [m.StatusReport(2, status("d1", 1))]
+    assert talk.feed(StatusChanged(status("d1", 2)), after=0.01) == [m.StatusReport(3, status("d1", 2))]
+    assert talk.feed(StatusChanged(status("d1", 3)), after=0.01) == []
+
+
 def test_the_same_status_is_no_change() -> None:
     talk = Talk(applied="d1")
     assert talk.feed(StatusChanged(status("d1")), after=5.0) == []
