@@ -27,7 +27,7 @@ KILL_WAIT = 2.0  # seconds that a child has to be gone after SIGKILL
 _POLL = 0.005  # seconds between two looks at a child that is about to end
 _KEPT_STDERR = 16 << 10  # bytes
 # What the service manager gave to the daemon and must not reach a child of it: a child could end its notifications.
-_NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
+NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 
 _ORDER = (*COLLECTORS, *TASKS)
 _DRIVER = ("gpus", *TASKS)  # what asks the driver, and so hangs with it
@@ -55,6 +55,10 @@ class Collector:
         self._options = options
         self._library = nvml_library
         self._limit = limit
+
+    def quiet(self) -> asyncio.Lock:
+        """While it is held (`async with`), no child of this collector runs, so none of them has a GPU open (a GPU reset)."""
+        return self._lock
 
     @property
     def abandoned(self) -> int:
@@ -187,7 +191,7 @@ def _start(request: bytes) -> "subprocess.Popen[bytes]":
             stdin=fd,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={key: value for key, value in os.environ.items() if key not in _NOT_INHERITED},
+            env={key: value for key, value in os.environ.items() if key not in NOT_INHERITED},
             start_new_session=True,
         )
     finally:
