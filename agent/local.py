@@ -164,6 +164,10 @@ def call(path: Path, method: str, patience: float, /, **arguments: Any) -> dict[
         raise UserError(
             f"no bcd answers on {path}: {error.strerror}", "start it with `bcd run`, or name its --data-dir or --socket"
         ) from error
+    except PermissionError as error:
+        raise UserError(
+            f"bcd's socket {path} is not open to you: {error.strerror}", "run as bcd's user or group, or as root"
+        ) from error
     except TimeoutError as error:
         raise UserError(f"the running bcd did not answer {method!r} on {path} within {patience:g} s") from error
     except (OSError, ValueError) as error:

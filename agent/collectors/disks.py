@@ -22,6 +22,7 @@ from agent.collectors.pci import place
 SECTOR = 512  # bytes: /sys/block/*/size counts these, whatever the disk's own sectors are
 _NO_DISK = re.compile(r"(loop|ram|zram|dm-|md|sr|fd|nbd|zd|rbd|drbd|bcache)\d|nvme\d+c\d+n\d+$|mmcblk\d+(boot|rpmb|gp)")
 _NETWORK = re.compile(r"/session\d+/|/rport-\d|/devices/rbd/|/nvme-fabrics/")
+_USB_DEVICE = re.compile(r"(.*/usb\d+(?:/\d+-[\d.]+)+)/")  # .../usb1/1-2/1-2.4 of .../usb1/1-2/1-2.4/1-2.4:1.0/host6/...
 _BY_ID = "/dev/disk/by-id"
 _NVME_HEAD = "/devices/virtual/nvme-subsystem/"
 _SCSI_DISKS = (None, 0, 14, 20)  # SCSI peripheral device types: disk, reduced block commands, zoned disk; None: no SCSI
@@ -136,7 +137,7 @@ def _model(found: _Sources) -> str | None:
 
 
 def _serial(files: Files, found: _Sources) -> str | None:
-    """NVMe and eMMC `device/serial`, virtio `serial`, SCSI's VPD page 80 or the ATA identity, else udev's.
+    """NVMe and eMMC `device/serial`, virtio `serial`, SCSI's VPD page 80 or the ATA identity, else udev's, else the USB device's.
 
     scsi_id puts the WWN into ID_SERIAL_SHORT and the serial into ID_SCSI_SERIAL.
     """
@@ -145,7 +146,9 @@ def _serial(files: Files, found: _Sources) -> str | None:
             return serial
     serial = unit_serial(files.bytes(f"{found.directory}/device/vpd_pg80") or b"") or found.identify.serial
     short = found.udev.get("ID_SERIAL_SHORT") if found.udev.get("ID_BUS") != "scsi" else None
-    return serial or found.udev.get("ID_SCSI_SERIAL") or found.udev.get("SCSI_IDENT_SERIAL") or short
+    serial = serial or found.udev.get("ID_SCSI_SERIAL") or found.udev.get("SCSI_IDENT_SERIAL") or short
+    usb = None if serial else _USB_DEVICE.match(found.directory)
+    return _clean(files.text(f"{usb[1]}/serial")) if usb else serial
 
 
 def _firmware(files: Files, found: _Sources) -> str | None:

@@ -52,6 +52,16 @@ def say(path: Path, data: bytes) -> list[dict[str, Any]]:
     return [json.loads(line) for line in asyncio.run(work()).splitlines()]
 
 
+def test_a_socket_that_is_not_open_to_the_caller_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed(socket.socket):
+        def connect(self, address: object) -> None:
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("socket.socket", Closed)
+    with pytest.raises(UserError, match=r"socket .*/s is not open to you: Permission denied\n  run as bcd's user"):
+        local.call(tmp_path / "s", "status", 1.0)
+
+
 def test_says_when_others_may_enter_the_data_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with local.only_daemon(tmp_path / "mine"):
         assert not caplog.records

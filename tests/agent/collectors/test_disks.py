@@ -339,3 +339,15 @@ def test_the_array_itself_knows_its_uuid_better_than_udev(tmp_path: Path) -> Non
 
 def test_a_host_without_sysfs_has_no_disks(tmp_path: Path) -> None:
     assert section(tmp_path, {"/proc/version": "x"}) == pb.DisksSection()
+
+
+@pytest.mark.parametrize("device", ["usb1/1-5", "usb1/1-5/1-5.3"])
+def test_a_usb_disk_without_a_serial_of_its_own_has_its_usb_device_s(tmp_path: Path, device: str) -> None:
+    port = device.rsplit("/", 1)[-1]
+    usb = f"/sys/devices/pci0000:00/0000:00:14.0/{device}"
+    disk = f"{usb}/{port}:1.0/host7/target7:0:0/7:0:0:0/block/sdc"
+    serials = {f"{usb}/serial": "4C530001230101113254\n", "/sys/devices/pci0000:00/0000:00:14.0/usb1/serial": "0000:00:14.0\n"}
+    assert [d.serial for d in disks(tmp_path / "a", block(disk, device__model="Ultra\n"), serials)] == ["4C530001230101113254"]
+    own = block(disk, device__model="Ultra\n", device__vpd_pg80=SERIAL_PAGE)
+    assert [d.serial for d in disks(tmp_path / "b", own, serials)] == ["ZL2ABCDE"]
+    assert not disks(tmp_path / "c", block(disk, device__model="Ultra\n"))[0].HasField("serial")
