@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from receiver import metrics
+from receiver.apply.command import CHANNEL as COMMAND_CHANNEL
 from receiver.apply.session import CHANNEL as SESSION_CHANNEL
 from receiver.config import Config, check_listeners
 from receiver.errors import DatabaseError
@@ -127,7 +128,11 @@ class Receiver:
         if self.config.metrics_listen:
             self.metrics = metrics.listen(self.config.metrics_listen, self.registry)
         self.tasks.append(asyncio.create_task(beat_forever(self.registry, self.jobs), name="heartbeat"))
-        handlers = {SESSION_CHANNEL: self.jobs.session_began, EVENTS_CHANNEL: lambda _: self._wake()}
+        handlers = {
+            SESSION_CHANNEL: self.jobs.session_began,
+            COMMAND_CHANNEL: self.registry.queued,
+            EVENTS_CHANNEL: lambda _: self._wake(),
+        }
         self.listener = Listener(self.url, handlers, self._look_again)
 
     def _wake(self) -> None:
@@ -139,6 +144,7 @@ class Receiver:
 
     def _look_again(self) -> None:
         self._spawn(self.jobs.look_up_epochs())
+        self._spawn(self.jobs.look_for_commands())
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

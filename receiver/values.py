@@ -21,7 +21,8 @@ POOL_MODES = ("enforce", "observe")
 NODE_KINDS = ("host", "site-agent")
 CONDITION_STATUSES = ("true", "false", "unknown")
 DISRUPTION_KINDS = ("remediation", "workflow", "rollout", "maintenance")
-COMMAND_STATES = ("queued", "sent", "succeeded", "failed", "refused", "expired", "cancelled")
+COMMAND_RESULTS = ("succeeded", "failed", "refused", "expired")
+COMMAND_STATES = ("queued", "sent", *COMMAND_RESULTS, "cancelled")
 LABEL_SOURCES = ("inventory", "system", "operator")
 HEALTH_SOURCES = ("xid", "inventory")
 
@@ -183,6 +184,27 @@ class Status:
     abandoned_workers: int = 0
     conditions: tuple[Condition, ...] = ()
     faults: tuple[Fault, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command as it is handed to a node. `start_within`: seconds after which it must not start any more; None: no limit."""
+
+    id: str
+    kind: str
+    payload: Payload
+    idempotency_key: str
+    start_within: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """How a command ended, as its node says; `status` is one of COMMAND_RESULTS."""
+
+    id: str
+    status: str
+    reason: str = ""
+    payload: Json = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ Also the unit of the fleet simulator: one asyncio task a node, no thread, no fil
 
 import asyncio
 import contextlib
+import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -172,6 +173,27 @@ class FakeDaemon:
                 self.sent_bytes += len(data)
                 chunk = pb.InventorySections(digest=of, name=name, data=data, last=start == starts[-1])
                 await self.send(inventory_sections=chunk)
+
+    # ---- commands
+
+    async def command(self) -> pb.Command:
+        """The next command; what comes before it is passed over."""
+        while not (message := await self.receive()).HasField("command"):
+            pass
+        return message.command
+
+    async def finish(self, command_id: str, status: str = "succeeded", reason: str = "", **payload: object) -> str:
+        """Says how a command ended; answers the id of the acknowledgement. `status` as in COMMAND_STATUS_..., lower case."""
+        result = pb.CommandResult(
+            id=command_id,
+            status=pb.CommandStatus.Value(f"COMMAND_STATUS_{status.upper()}"),
+            reason=reason,
+            payload_json=json.dumps(payload),
+        )
+        await self.send(command_result=result)
+        while not (message := await self.receive()).HasField("command_ack"):
+            pass
+        return message.command_ack.id
 
     # ---- status
 

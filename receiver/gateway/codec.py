@@ -3,6 +3,7 @@
 Times become aware datetimes, durations seconds. What this version does not know is ignored; what breaks a limit raises.
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import singledispatch
@@ -34,6 +35,12 @@ RESULTS = {
     "refused": pb.INVENTORY_STATUS_REFUSED,
     "retry": pb.INVENTORY_STATUS_RETRY,
 }
+COMMAND_RESULTS = {
+    pb.COMMAND_STATUS_SUCCEEDED: "succeeded",
+    pb.COMMAND_STATUS_FAILED: "failed",
+    pb.COMMAND_STATUS_REFUSED: "refused",
+    pb.COMMAND_STATUS_EXPIRED: "expired",
+}
 CONDITION_STATUSES: Mapping[int, values.ConditionStatus] = {
     pb.CONDITION_STATUS_TRUE: "true",
     pb.CONDITION_STATUS_FALSE: "false",
@@ -64,6 +71,8 @@ def decode(data: bytes) -> m.FromNode:
         chunk = request.inventory_sections
         limits.check(limits.CHUNK_BYTES, len(chunk.data))
         return m.Chunk(chunk.digest, chunk.name, chunk.data, chunk.last)
+    if kind == "command_result":
+        return _result(request.command_result)
     return m.Ignored()
 
 
@@ -126,6 +135,24 @@ def _offer(offer: pb.InventoryOffer) -> values.Offer:
         boot_id=offer.boot_id,
         trigger=offer.trigger,
     )
+
+
+def _result(result: pb.CommandResult) -> values.CommandResult:
+    status = COMMAND_RESULTS.get(result.status)
+    reason = _cut(result.reason if status else f"UnknownStatus {result.status} {result.reason}".rstrip())
+    return values.CommandResult(result.id, status or "failed", reason, _json(result.payload_json))
+
+
+def _json(text: str) -> values.Json:
+    """A result's payload; None without one. What is no JSON that Postgres holds is kept as text, or it would come for ever."""
+    if not text:
+        return None
+    try:
+        value = json.loads(text)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # no NaN, no half of a surrogate pair
+    except (ValueError, RecursionError):
+        return {"unreadable": _cut(text)}
+    return value
 
 
 def _missing(rows: Iterable[pb.MissingSection]) -> tuple[values.Missing, ...]:
@@ -200,6 +227,23 @@ def _(message: m.Result, now: datetime) -> pb.SessionResponse:
         snapshot_id=message.snapshot_id,
     )
     return pb.SessionResponse(inventory_result=result)
+
+
+@encode.register
+def _(message: values.Command, now: datetime) -> pb.SessionResponse:
+    command = pb.Command(
+        id=message.id,
+        kind=message.kind,
+        payload_json=json.dumps(message.payload),
+        idempotency_key=message.idempotency_key,
+        start_within=_duration(message.start_within),
+    )
+    return pb.SessionResponse(command=command)
+
+
+@encode.register
+def _(message: m.Ack, now: datetime) -> pb.SessionResponse:
+    return pb.SessionResponse(command_ack=pb.CommandAck(id=message.id))
 
 
 def _duration(seconds: float | None) -> Duration | None:

@@ -1,4 +1,7 @@
-"""Once a second: all nodes that were seen are written together, and the sessions that ended (decision 8)."""
+"""Once a second: all nodes that were seen are written together, and the sessions that ended (decision 8).
+
+Every few beats the streams are told of commands that they were not sent, whatever became of the notification.
+"""
 
 import asyncio
 import logging
@@ -10,6 +13,7 @@ from receiver.store.database import Connection
 
 EVERY = 1.0
 FORGET_EVERY = 600  # beats
+COMMANDS_EVERY = 5  # beats: how late a command may be whose notification was missed
 
 LOG = logging.getLogger("receiver.gateway")
 
@@ -21,6 +25,8 @@ async def beat_forever(registry: Registry, jobs: Jobs) -> None:
         await asyncio.sleep(EVERY)
         await beat(registry, jobs)
         beats += 1
+        if beats % COMMANDS_EVERY == 0:
+            await jobs.look_for_commands()
         if beats % FORGET_EVERY == 0:
             registry.forget()
 

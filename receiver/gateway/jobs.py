@@ -1,6 +1,7 @@
 """What a stream has done in the database: each job is one transaction, in a bounded pool of threads."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any, TypeVar
@@ -8,13 +9,14 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg_pool import PoolTimeout
 
-from receiver.apply import inventory, session, status
+from receiver.apply import command, inventory, session, status
 from receiver.gateway import machine as act
 from receiver.gateway import messages as m
 from receiver.gateway.registry import Registry, Stream, superseded
 from receiver.store.database import Connection, Pool
 from receiver.values import HelloFacts
 
+LOG = logging.getLogger("receiver.gateway")
 T = TypeVar("T")
 NO_ANSWER = (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout)
 Input = Any  # a job or what it needs
@@ -101,6 +103,27 @@ class Jobs:
             stream.tell(superseded(None))
             return None
 
+    async def find_commands(self, stream: Stream, job: act.FindCommands) -> act.Due:
+        """Asks what is to be sent to this session, and notes it as sent."""
+        found = await self.transaction(lambda tx: command.due(tx, stream.node_id, stream.epoch, sorted(stream.sent)))
+        stream.sent.update(one.id for one in found)
+        return act.Due(tuple(found))
+
+    async def store(self, stream: Stream, job: act.Store) -> act.Stored:
+        """Stores how a command ended."""
+        if not await self.transaction(lambda tx: command.record_result(tx, stream.node_id, job.result)):
+            LOG.warning("result of an unknown command", extra={"node": stream.node_id, "command": job.result.id[:64]})
+        stream.sent.discard(job.result.id)
+        return act.Stored(job.result.id)
+
+    async def look_for_commands(self) -> None:
+        """Notifications may have been missed: has the streams look whose node has a command that they were not sent."""
+        nodes = list(self.registry.current)
+        try:
+            self.registry.outstanding(await self.transaction(lambda tx: command.outstanding(tx, nodes)))
+        except NO_ANSWER as error:
+            LOG.warning("commands not looked for", extra={"reason": _line(error)})
+
     def session_began(self, payload: str) -> None:
         """A notification of apply.session.CHANNEL: `<nodeId> <epoch>`, of whichever receiver."""
         node_id, _, epoch = payload.partition(" ")
@@ -123,6 +146,8 @@ JOBS: dict[type, Callable[[Jobs, Stream, Any], Any]] = {
     act.Judge: Jobs.judge,
     act.FindWanted: Jobs.find_wanted,
     act.Apply: Jobs.apply,
+    act.FindCommands: Jobs.find_commands,
+    act.Store: Jobs.store,
 }
 
 

@@ -1,6 +1,7 @@
 """When what is said on one stream: a table of (phase, event) -> rule (SPEC A3). Pure.
 
-Events are bcd's messages, and five of the gateway's own: Begun, Wanted, Ended, Failed (how a job in the database went) and Leave.
+Events are bcd's messages, and the gateway's own: how a job in the database went (Begun, Wanted, Ended, Due, Stored, Failed), and
+what comes from outside the stream (Queued, Leave).
 A rule answers what to do next, in order: send a message, or do a job whose event comes before bcd's next message is looked at. So
 the messages of a stream are handled in order, and at most one job of a stream is under way. Times are seconds of one clock.
 """
@@ -16,7 +17,7 @@ from receiver.gateway import limits
 from receiver.gateway import messages as m
 from receiver.gateway.limits import Bucket, Limit, NodeLimits
 from receiver.planning.offer import check_offer
-from receiver.values import InventoryOutcome, Offer, SessionStart, Status
+from receiver.values import Command, CommandResult, InventoryOutcome, Offer, SessionStart, Status
 
 PROTOCOL_MAJOR = 0
 RETRY = 15.0  # seconds until bcd should try again when the database did not answer
@@ -72,7 +73,19 @@ class Apply:
     bodies: Mapping[str, bytes]
 
 
-Job = Begin | Rewrite | Judge | FindWanted | Apply
+@dataclass(frozen=True, slots=True)
+class FindCommands:
+    """Which commands are to be sent? Answered by Due."""
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Store how a command ended. Answered by Stored."""
+
+    result: CommandResult
+
+
+Job = Begin | Rewrite | Judge | FindWanted | Apply | FindCommands | Store
 Action = m.ToNode | Job
 
 # ---- the gateway's own events
@@ -98,6 +111,25 @@ class Ended:
     """An offer is applied, or not."""
 
     outcome: InventoryOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """A command was queued for the node, or so it is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Commands to send, oldest first."""
+
+    commands: tuple[Command, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The result of this command is committed."""
+
+    id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +228,8 @@ def _not_hello(machine: Machine, message: object, now: float) -> Actions:
 
 def _begun(machine: Machine, event: Begun, now: float) -> Actions:
     machine.phase, machine.epoch, machine.applied = Phase.OPEN, event.start.epoch, event.start.applied_digest
-    return (m.Welcome(event.start.node_id, event.start.epoch, machine.interval, event.start.applied_digest or ""),)
+    welcome = m.Welcome(event.start.node_id, event.start.epoch, machine.interval, event.start.applied_digest or "")
+    return (welcome, FindCommands())
 
 
 def _again(machine: Machine, hello: m.Hello, now: float) -> Actions:
@@ -221,7 +254,7 @@ def _failed(machine: Machine, event: Failed, now: float) -> Actions:
         return machine.end(m.End("overloaded", RETRY, event.reason))
     if isinstance(job, FindWanted | Apply):
         return machine.finish(m.Result(job.offer.digest, "retry", reason=event.reason, retry_after=RETRY))
-    return ()  # a report is judged again with the next one
+    return ()  # a report is judged again with the next one, commands are looked for again, and bcd repeats a result
 
 
 # ---- rules: status
@@ -310,12 +343,31 @@ def _ended(machine: Machine, event: Ended, now: float) -> Actions:
     )
 
 
+# ---- rules: commands
+
+
+def _queued(machine: Machine, event: Queued, now: float) -> Actions:
+    return (FindCommands(),)
+
+
+def _due(machine: Machine, event: Due, now: float) -> Actions:
+    return event.commands
+
+
+def _result(machine: Machine, result: CommandResult, now: float) -> Actions:
+    return (Store(result),)
+
+
+def _stored(machine: Machine, event: Stored, now: float) -> Actions:
+    return (m.Ack(event.id),)
+
+
 Rule = Callable[[Machine, Any, float], Actions]
 _LIVE = (Phase.NEW, Phase.BEGINNING, Phase.OPEN)
 
 TABLE: Mapping[tuple[Phase, type], Rule] = {
     (Phase.NEW, m.Hello): _hello,
-    **{(Phase.NEW, kind): _not_hello for kind in (m.Report, Offer, m.Chunk)},
+    **{(Phase.NEW, kind): _not_hello for kind in (m.Report, Offer, m.Chunk, CommandResult)},
     (Phase.BEGINNING, Begun): _begun,
     (Phase.OPEN, m.Hello): _again,
     (Phase.OPEN, m.Report): _report,
@@ -323,6 +375,10 @@ TABLE: Mapping[tuple[Phase, type], Rule] = {
     (Phase.OPEN, Wanted): _wanted,
     (Phase.OPEN, m.Chunk): _chunk,
     (Phase.OPEN, Ended): _ended,
+    (Phase.OPEN, Queued): _queued,
+    (Phase.OPEN, Due): _due,
+    (Phase.OPEN, CommandResult): _result,
+    (Phase.OPEN, Stored): _stored,
     **{(phase, Failed): _failed for phase in _LIVE},
     **{(phase, Bad): _bad for phase in _LIVE},
     **{(phase, Leave): _leave for phase in _LIVE},

@@ -1,10 +1,13 @@
-"""What is said on a stream, as values; `receiver.values.Offer` is the message InventoryOffer. The codec alone knows protobuf."""
+"""What is said on a stream, as values. The codec alone knows protobuf.
+
+Of receiver.values: `Offer` is the message InventoryOffer; `Command` and `CommandResult` are those of the same name.
+"""
 
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from receiver.values import Driver, Offer, Status
+from receiver.values import Command, CommandResult, Driver, Offer, Status
 
 EndReason = Literal["superseded", "revoked", "draining", "overloaded", "protocol-unsupported", "bad-message"]
 
@@ -51,7 +54,7 @@ class Ignored:
     """A message of a newer peer, or one that has no reader yet."""
 
 
-FromNode = Hello | Report | Offer | Chunk | Ignored
+FromNode = Hello | Report | Offer | Chunk | CommandResult | Ignored
 
 # ---- to bcd
 
@@ -100,4 +103,11 @@ class Result:
     snapshot_id: str = ""
 
 
-ToNode = Welcome | End | Request | Result
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """The result of this command is stored: bcd may forget it."""
+
+    id: str
+
+
+ToNode = Welcome | End | Request | Result | Command | Ack

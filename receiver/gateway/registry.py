@@ -7,7 +7,7 @@ as seen, and all that were seen are written together, once a second at most (dec
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from receiver.gateway import limits
@@ -21,10 +21,12 @@ LOG = logging.getLogger("receiver.gateway")
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """One open stream. `leave` is set once, with what ends it from outside."""
+    """One open stream. `leave` is set once, with what ends it from outside; `queued` when commands may be due to it."""
 
     node_id: str
     leave: asyncio.Future[Leave]
+    queued: asyncio.Future[None]
+    sent: set[str] = field(default_factory=set)  # commands that have no result yet
     epoch: int = 0
     plan_rev: int = 0
     judged: tuple[Status, int] | None = None  # the last report that was recorded, and the plan_rev it was judged under
@@ -63,7 +65,8 @@ class Registry:
         """A new stream of a node. Raises OverLimit; one that is over a rate may come again."""
         self.refuse(limits.STREAMS, len(self.streams.get(node_id, ())) + 1)
         self.refuse(limits.HANDSHAKES, len(self.greeting) + 1)
-        stream = Stream(node_id, asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        stream = Stream(node_id, loop.create_future(), loop.create_future())
         self.streams.setdefault(node_id, set()).add(stream)
         self.greeting.add(stream)
         self.rates.setdefault(node_id, NodeLimits())
@@ -121,6 +124,18 @@ class Registry:
             stream.bad = types
             shown = ", ".join(sorted({kind[:64] for kind in types})[:8])
             LOG.warning("bad-condition", extra={"node": stream.node_id, "count": len(types), "types": shown})
+
+    def queued(self, node_id: str) -> None:
+        """A command was queued for this node, by whoever."""
+        stream = self.current.get(node_id)
+        if stream is not None and not stream.queued.done():
+            stream.queued.set_result(None)
+
+    def outstanding(self, commands: Iterable[tuple[str, str]]) -> None:
+        """All commands without a result, by node and id: whoever was not sent one of its own looks for it."""
+        for node_id, command_id in commands:
+            if node_id in self.current and command_id not in self.current[node_id].sent:
+                self.queued(node_id)
 
     def touched(self, plan_revs: Mapping[str, int]) -> None:
         """What `touch` answered: a node that another writer changed has its next report judged again."""

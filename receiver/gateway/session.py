@@ -16,7 +16,7 @@ from receiver.gateway import messages as m
 from receiver.gateway.identity import NoIdentity, node_id
 from receiver.gateway.jobs import Jobs
 from receiver.gateway.limits import OverLimit
-from receiver.gateway.machine import Action, Bad, Begin, Leave, Machine, Phase
+from receiver.gateway.machine import Action, Bad, Begin, Leave, Machine, Phase, Queued
 from receiver.gateway.registry import Registry, Stream, draining
 
 HELLO_SECONDS = 10.0  # a stream without a Hello by then is closed
@@ -70,6 +70,7 @@ class _Conversation:
             lambda types: self.registry.bad_conditions(stream, types),
         )
         self.last: m.End | None = None
+        self.reading: asyncio.Future[Any] | None = None
 
     async def run(self) -> str:
         """Until the stream ends; the reason."""
@@ -81,15 +82,21 @@ class _Conversation:
         return self.last.reason if self.last else "closed"
 
     async def _next(self) -> object | None:
-        """bcd's next message, or what ends the stream from outside; None at the end of bcd's half."""
-        reading: asyncio.Future[Any] = asyncio.ensure_future(self.context.read())
+        """bcd's next message, or what comes from outside; None at the end of bcd's half."""
+        if self.reading is None:
+            self.reading = asyncio.ensure_future(self.context.read())
+        reading, leave, queued = self.reading, self.stream.leave, self.stream.queued
         limit = HELLO_SECONDS if self.machine.phase is Phase.NEW else None
-        done, _ = await asyncio.wait({reading, self.stream.leave}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
-        if self.stream.leave in done or not done:
+        done, _ = await asyncio.wait({reading, leave, queued}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        if leave in done or not done:
             reading.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await reading
-            return self.stream.leave.result() if done else Bad(f"no Hello within {HELLO_SECONDS:g} s")
+            return leave.result() if done else Bad(f"no Hello within {HELLO_SECONDS:g} s")
+        if queued in done:
+            self.stream.queued = asyncio.get_running_loop().create_future()
+            return Queued()
+        self.reading = None
         data = reading.result()
         if data is grpc.aio.EOF:
             return None
@@ -105,7 +112,7 @@ class _Conversation:
         due = deque(actions)
         while due:
             action = due.popleft()
-            if isinstance(action, m.Welcome | m.End | m.Request | m.Result):
+            if isinstance(action, m.ToNode):
                 await self._say(action)
                 continue
             if isinstance(action, Begin) and (end := self.registry.overload()):

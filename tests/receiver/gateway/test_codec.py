@@ -1,5 +1,6 @@
 """Bytes of the wire to values: everything of session.proto that the gateway reads, and what it makes of nonsense."""
 
+import json
 from datetime import UTC, datetime
 
 import pytest
@@ -54,6 +55,35 @@ def test_a_report_is_read_whole() -> None:
     assert decoded(status_report=pb.StatusReport()) == m.Report(0, None, values.Status(""))
 
 
+@pytest.mark.parametrize("status", ["succeeded", "failed", "refused", "expired"])
+def test_a_commands_result_is_read_whole(status: str) -> None:
+    word = pb.CommandStatus.Value(f"COMMAND_STATUS_{status.upper()}")
+    result = pb.CommandResult(id="cmd_1", status=word, reason="gpu-busy", payload_json='{"passed": true}')
+    assert decoded(command_result=result) == values.CommandResult("cmd_1", status, "gpu-busy", {"passed": True})
+    assert decoded(command_result=pb.CommandResult(status=word)) == values.CommandResult("", status, "", None)
+
+
+def test_a_result_whose_status_is_unknown_has_failed() -> None:
+    result = values.CommandResult("c", "failed", "UnknownStatus 0 why")
+    assert decoded(command_result=pb.CommandResult(id="c", reason="why")) == result
+
+
+@pytest.mark.parametrize("text", ["{", "NaN", "[1e999]", '"\\ud800"', "[" * 100_000, "9" * 5000])
+def test_a_payload_that_postgres_cannot_hold_is_kept_as_text(text: str) -> None:
+    found = decoded(command_result=pb.CommandResult(id="c", status=pb.COMMAND_STATUS_SUCCEEDED, payload_json=text))
+    assert isinstance(found, values.CommandResult)
+    assert (found.status, found.payload) == ("succeeded", {"unreadable": text[:2048]})
+
+
+def test_a_command_is_written_whole() -> None:
+    sent = encode(values.Command("cmd_1", "diag.nvml", {"expect": {"gpuCount": 8}}, "key", 600.0), NOW).command
+    assert (sent.id, sent.kind, json.loads(sent.payload_json)) == ("cmd_1", "diag.nvml", {"expect": {"gpuCount": 8}})
+    assert (sent.idempotency_key, sent.start_within) == ("key", Duration(seconds=600))
+    assert encode(values.Command("c", "k", {}, "", 0.0), NOW).command.HasField("start_within"), "too late is not no limit"
+    assert not encode(values.Command("c", "k", {}, "", None), NOW).command.HasField("start_within")
+    assert encode(m.Ack("cmd_1"), NOW).command_ack.id == "cmd_1"
+
+
 def test_conditions_faults_and_what_is_neither_are_told_apart() -> None:
     true, unknown = pb.CONDITION_STATUS_TRUE, pb.CONDITION_STATUS_UNKNOWN
     report = pb.StatusReport(
@@ -81,9 +111,7 @@ def test_an_offer_and_a_chunk_are_read_whole() -> None:
     assert decoded(inventory_sections=chunk) == m.Chunk("d", "os", b"x", True)
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"\x9a\x3f\x03abc", pb.SessionRequest(command_result=pb.CommandResult()).SerializeToString()]
-)
+@pytest.mark.parametrize("data", [b"", b"\x9a\x3f\x03abc"])
 def test_what_has_no_reader_is_ignored(data: bytes) -> None:
     assert decode(data) == m.Ignored()
 

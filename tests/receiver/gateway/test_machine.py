@@ -9,8 +9,26 @@ from bettercompute.contract.sections import digest, section_hash
 from receiver.gateway import limits, machine
 from receiver.gateway import messages as m
 from receiver.gateway.limits import Limit, NodeLimits
-from receiver.gateway.machine import Apply, Bad, Begin, Begun, Ended, Failed, FindWanted, Judge, Leave, Machine, Phase, Wanted
-from receiver.values import InventoryOutcome, Offer, SectionRef, SessionStart, Status
+from receiver.gateway.machine import (
+    Apply,
+    Bad,
+    Begin,
+    Begun,
+    Due,
+    Ended,
+    Failed,
+    FindCommands,
+    FindWanted,
+    Judge,
+    Leave,
+    Machine,
+    Phase,
+    Queued,
+    Store,
+    Stored,
+    Wanted,
+)
+from receiver.values import Command, CommandResult, InventoryOutcome, Offer, SectionRef, SessionStart, Status
 
 NODE = "node_01hf7yat000000000000000000"
 HELLO = m.Hello("0.3", "0.1.0", "boot", "instance")
@@ -52,7 +70,7 @@ def test_hello_takes_an_epoch_and_is_welcomed() -> None:
     stream = Stream(opened=False)
     assert stream.on(HELLO) == (Begin(HELLO),)
     welcome = stream.on(Begun(SessionStart(NODE, "default", 7, "advisory:aa", 0, False)))
-    assert welcome == (m.Welcome(NODE, 7, 30.0, "advisory:aa"),)
+    assert welcome == (m.Welcome(NODE, 7, 30.0, "advisory:aa"), FindCommands()), "what is due comes right after"
 
 
 @pytest.mark.parametrize(
@@ -262,3 +280,31 @@ def test_a_database_that_does_not_answer_costs_a_retry_and_no_report(job: machin
 def test_what_the_database_cannot_hold_is_a_bad_message() -> None:
     (end,) = Stream().on(Failed(Judge(Status("")), "out of range", ours=False))
     assert end.reason == "bad-message"
+
+
+def test_commands_that_are_due_are_sent_in_order() -> None:
+    stream = Stream()
+    commands = (Command("cmd_1", "diag.nvml", {}, "a", None), Command("cmd_2", "node.reboot", {}, "b", 60.0))
+    assert stream.on(Queued()) == (FindCommands(),)
+    assert stream.on(Due(commands)) == commands
+
+
+def test_a_result_is_acknowledged_when_it_is_stored_and_not_before() -> None:
+    stream = Stream()
+    result = CommandResult("cmd_1", "succeeded")
+    assert stream.on(result) == (Store(result),)
+    assert stream.on(Failed(Store(result), "the database does not answer", ours=True)) == ()
+    assert stream.on(Stored("cmd_1")) == (m.Ack("cmd_1"),)
+
+
+def test_nothing_is_sent_before_welcome() -> None:
+    assert Stream(opened=False).on(Queued()) == ()
+
+
+def test_conditions_that_reports_may_not_set_are_counted_with_every_report() -> None:
+    stream = Stream()
+    found: list[tuple[str, ...]] = []
+    stream.machine.bad = found.append
+    stream.on(m.Report(1, None, Status("")))
+    stream.on(m.Report(2, None, Status(""), ("AcceptanceFailed",)))
+    assert found == [("AcceptanceFailed",)]
