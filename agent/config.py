@@ -167,6 +167,9 @@ class Config:
     nvml_library: str = _row("nvml.library", TEXT, "", "The libnvidia-ml.so.1 to load. Empty: the one that the loader finds.")
     collect_limit: float = _row("collect.limit", LIMIT, 60.0, "How long a collection may take before it is ended.")
     settle: float = _row("settle", SECONDS, 600.0, "How long after boot bcd waits for the NVIDIA driver and fabric to settle.")
+    kmsg_trust_userspace: bool = _row(
+        "kmsg.trust_userspace", FLAG, False, "Take XIDs that a process wrote to /dev/kmsg for real: tests and fault injection."
+    )
     rescan_interval: float = _row(
         "rescan.interval", SECONDS, 43200.0, "How often all is collected anyway, with 10 % jitter. 0: never."
     )

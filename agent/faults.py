@@ -151,14 +151,14 @@ class Ledger:
         """The driver's line `GPU at PCI:0000:18:00: GPU-<uuid>`."""
         if bus_id not in self.named and len(self.named) >= _NAMES:
             return self
-        return replace(self, named={**self.named, bus_id: uuid})._attributed(places)
+        return replace(self, named={**self.named, bus_id: uuid}).attributed(places)
 
     # -- what else happens
 
     def learn(self, places: Places) -> "Ledger":
         """A collection has ended: what it shows replaces what the driver's lines said before."""
         named = {bus_id: uuid for bus_id, uuid in self.named.items() if bus_id not in places.shown}
-        return replace(self, named=named)._attributed(places)
+        return replace(self, named=named).attributed(places)
 
     def without(self, device_ids: Iterable[str]) -> "Ledger":
         """The faults of these GPUs are over: a reset that was verified (A7)."""
@@ -173,7 +173,7 @@ class Ledger:
         moved = uuid in places.shown.values() or uuid in self.named.values()
         return ("", False) if moved or not uuid else (uuid, True)
 
-    def _attributed(self, places: Places) -> "Ledger":
+    def attributed(self, places: Places) -> "Ledger":
         """XIDs that were nobody's, or whose GPU was only remembered, go to the GPU that is known at their bus id now."""
         faults: dict[Key, Fault] = {}
         for fault in self.faults.values():

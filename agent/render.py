@@ -26,6 +26,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "os.hugepages": ("pageBytes", "count"),
     "status.sections": ("name", "hash", "bytes", "age", "error"),
     "status.devices": ("deviceId", "busId", "state", "assigned", "offer"),
+    "status.conditions": ("type", "status", "deviceId", "busId", "count", "since", "reason", "message"),
 }
 _LONG = 100  # characters of a list of words (CPU flags); the rest is in --json
 
@@ -66,6 +67,7 @@ def status_blocks(status: Mapping[str, Any], now: datetime) -> Iterator[Block]:
         "collecting": "now" if status["collecting"] else "",
         "receiver has it": applied + answer,
         "abandoned workers": str(status["abandonedWorkers"]) if status["abandonedWorkers"] else "",
+        "kernel log": _kernel_log(status["kernelLog"]),
     }
     yield Block("bcd", tuple((key, value) for key, value in shown.items() if value))
     rows = [
@@ -82,6 +84,20 @@ def status_blocks(status: Mapping[str, Any], now: datetime) -> Iterator[Block]:
         yield table("status.sections", rows)
     if status["devices"]:
         yield table("status.devices", status["devices"])
+    if found := [condition for condition in status["conditions"] if condition["status"] != "false"]:
+        yield table("status.conditions", found)
+
+
+def _kernel_log(log: Mapping[str, Any]) -> str:
+    """What is wrong with the watch over the kernel log; empty when nothing is."""
+    said = [
+        "" if log["available"] else f"cannot be read ({log['reason'] or 'not yet tried'})",
+        f"{log['lostRecords']} records were lost" if log["lostRecords"] else "",
+        f"{len(log['unattributed'])} XIDs of no known GPU" if log["unattributed"] else "",
+        f"{log['overflow']} records of faults did not fit" if log["overflow"] else "",
+        f"the faults cannot be kept on disk: {log['notSaved']}" if log["notSaved"] else "",
+    ]
+    return "; ".join(part for part in said if part)
 
 
 def _error(entry: Mapping[str, Any]) -> str | None:

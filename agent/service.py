@@ -18,7 +18,7 @@ from typing import Any
 
 from bettercompute.agent.v1 import inventory_pb2 as pb
 
-from agent import doors, identity, inventory, known_gpus, local, log, settling, status, triggers
+from agent import doors, identity, inventory, kernel_log, known_gpus, local, log, settling, status, triggers, watch
 from agent.config import Config
 from agent.errors import FieldError, UserError
 from agent.host import Host
@@ -72,6 +72,8 @@ class Daemon:
         stored = self._store.load()
         self._inventory = stored if stored and stored.boot_id == self._boot_id else None
         self._link = Link(config.server, node_id, self._hello, self._status, self._noted)
+        hooks = watch.Hooks(self._report, self._want, lambda: self._config.kmsg_trust_userspace, self._kernel_clock)
+        self._watch = watch.Watch(kernel_log.path_of(host_dir), config.data_dir, self._boot_id, self._known, hooks)
         self._first_trigger(stored)
 
     async def run(self) -> None:
@@ -79,10 +81,10 @@ class Daemon:
         methods = {"status": self._local_status, "refresh": self._local_refresh}
         if self._inventory:
             self._link.feed(machine.InventoryChanged(status.offer(self._inventory)))
-            self._link.feed(machine.StatusChanged(self._status()))
+        self._report()
         with self._signals():
             async with local.serve(self._config.socket_path, methods), asyncio.TaskGroup() as group:
-                jobs = (self._collect, self._watchdog, self._link.run, self._rescan, self._images)
+                jobs = (self._watch.run, self._collect, self._watchdog, self._link.run, self._rescan, self._images)
                 tasks = [group.create_task(job()) for job in jobs]
                 _log.info("bcd %s runs as %s, boot %s", VERSION, self._node_id, self._boot_id)
                 self._notifier.ready()
@@ -152,7 +154,8 @@ class Daemon:
         """The inventory of now is another: the receiver hears of it first, the disk then."""
         self._inventory = new
         self._link.feed(machine.InventoryChanged(status.offer(new)))
-        self._link.feed(machine.StatusChanged(self._status()))
+        self._watch.learn(self._known, new.boot_id)
+        self._report()
         if new.boot_id != self._boot_id:  # a recorded host that has been rebooted: Hello names the boot
             self._boot_id = new.boot_id
             self._link.reconnect()
@@ -184,7 +187,11 @@ class Daemon:
 
     def _uptime(self, host: Host) -> float:
         """Seconds since boot; a recorded host's go on from what is recorded."""
-        return max(host.uptime(), self._uptime_at_start + time.monotonic() - self._started)
+        return max(host.uptime(), self._kernel_clock())
+
+    def _kernel_clock(self) -> float:
+        """Seconds since boot, as the kernel log counts them."""
+        return self._uptime_at_start + time.monotonic() - self._started
 
     # -- the session
 
@@ -199,7 +206,14 @@ class Daemon:
         )
 
     def _status(self) -> m.Status:
-        return status.report(self._inventory, self._collector.abandoned)
+        return status.report(self._inventory, self._collector.abandoned, self._conditions(), kernel_log=self._watch.kernel_log())
+
+    def _conditions(self) -> tuple[m.Condition, ...]:
+        return self._watch.conditions()
+
+    def _report(self) -> None:
+        """The status says something else now, perhaps."""
+        self._link.feed(machine.StatusChanged(self._status()))
 
     def _noted(self, note: machine.Output) -> None:
         """What the session tells the daemon."""
@@ -246,7 +260,9 @@ class Daemon:
                 "sections": link.sent.sections,
                 "sectionBytes": link.sent.section_bytes,
             },
-            **status.describe(self._inventory),
+            "conditions": status.describe_conditions(self._conditions()),
+            "kernelLog": self._watch.describe(),
+            **status.describe(self._inventory, self._watch.ledger),
         }
 
     async def _local_refresh(self, request: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -3,16 +3,20 @@
 Conditions, pressure and the kernel log's state are handed in by whoever watches them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from bettercompute.agent.v1 import inventory_pb2 as pb
 
+from agent.faults import Fault, Ledger
 from agent.inventory import Inventory
 from agent.sections import Failed, Section, nvml_error
 from agent.session import messages as m
 from agent.settling import REASON as SETTLING
+
+CONDITIONS = 256  # that a report may hold (B11)
 
 
 def missing(inventory: Inventory | None) -> tuple[m.Missing, ...]:
@@ -32,12 +36,15 @@ def report(
     pressure: m.Pressure | None = None,
     kernel_log: m.KernelLog | None = None,
 ) -> m.Status:
-    """The content of a status report."""
+    """The content of a status report. Of more conditions than it may hold, the last handed in are counted with the overflow."""
+    told = tuple(conditions)
+    if kernel_log and len(told) > CONDITIONS:
+        kernel_log = replace(kernel_log, overflow=kernel_log.overflow + len(told) - CONDITIONS)
     return m.Status(
         digest=inventory.digest if inventory else "",
         collected_at=inventory.collected_at if inventory else None,
         missing=missing(inventory),
-        conditions=tuple(sorted(conditions, key=lambda c: (c.type, c.device_id, c.bus_id))),
+        conditions=tuple(sorted(told[:CONDITIONS], key=lambda c: (c.type, c.device_id, c.bus_id))),
         pressure=pressure,
         kernel_log=kernel_log,
         abandoned_workers=abandoned,
@@ -70,8 +77,25 @@ def moment(seconds: float | None) -> str | None:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def describe(inventory: Inventory | None) -> Mapping[str, Any]:
-    """The inventory for `bcd status`, lowerCamelCase."""
+def describe_conditions(conditions: Iterable[m.Condition]) -> list[dict[str, Any]]:
+    """The conditions for `bcd status`, in the order of the report; absent keys are empty."""
+    return [
+        {
+            "type": c.type,
+            "status": c.status,
+            "reason": c.reason,
+            "message": c.message,
+            "deviceId": c.device_id,
+            "busId": c.bus_id,
+            "count": c.count,
+            "since": moment(c.since),
+        }
+        for c in sorted(conditions, key=lambda c: (c.type, c.device_id, c.bus_id))
+    ]
+
+
+def describe(inventory: Inventory | None, faults: Ledger | None = None) -> Mapping[str, Any]:
+    """The inventory for `bcd status`, lowerCamelCase; its devices with their open faults."""
     if inventory is None:
         return {"digest": None, "collectedAt": None, "trigger": None, "sections": [], "missing": [], "devices": []}
     return {
@@ -86,7 +110,7 @@ def describe(inventory: Inventory | None) -> Mapping[str, Any]:
             {"name": f.name, "error": error_text(f), "detail": f.message, "collectedAt": moment(inventory.ages[f.name])}
             for f in inventory.failed
         ],
-        "devices": _devices(inventory),
+        "devices": _devices(inventory, faults),
     }
 
 
@@ -95,20 +119,36 @@ def _error(section: Section) -> dict[str, str]:
     return {"error": error} if error else {}
 
 
-def _devices(inventory: Inventory) -> list[dict[str, Any]]:
+def _devices(inventory: Inventory, faults: Ledger | None) -> list[dict[str, Any]]:
     section = _gpus(inventory)
-    return [] if section is None else [_device(gpu) for gpu in section.gpus]
+    return [] if section is None else [_device(gpu, faults.of(gpu.uuid) if faults else ()) for gpu in section.gpus]
 
 
-def _device(gpu: pb.Gpu) -> dict[str, Any]:
-    """A GPU as device plugins read it: `offer` says whether it may be handed out."""
+def _device(gpu: pb.Gpu, faults: Sequence[Fault]) -> dict[str, Any]:
+    """A GPU as device plugins read it: `offer` says whether it may be handed out. No fault with a policy may be open."""
     return {
         "deviceId": gpu.uuid,
         "busId": gpu.bus_id,
         "state": gpu.state,
         "assigned": gpu.assigned,
-        "faults": [],
-        "offer": gpu.state == "ok" and not gpu.assigned,
+        "faults": [_fault(fault) for fault in faults],
+        "offer": gpu.state == "ok" and not gpu.assigned and all(fault.policy.policy is None for fault in faults),
+    }
+
+
+def _fault(fault: Fault) -> dict[str, Any]:
+    mig = {key: value for key, value in (("gi", fault.gi), ("ci", fault.ci)) if value is not None}
+    return {
+        "type": fault.type,
+        "name": fault.policy.name,
+        "policy": fault.policy.policy,
+        "action": fault.policy.action,
+        "count": fault.count,
+        "since": moment(fault.first_at),
+        "last": moment(fault.last_at),
+        "message": fault.message,
+        "remembered": fault.remembered,
+        **mig,
     }
 
 

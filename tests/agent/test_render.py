@@ -27,6 +27,8 @@ STATUS = {
     "sections": [{"name": "os", "hash": "f" * 64, "bytes": 2048, "collectedAt": "2026-03-01T10:00:00.000Z"}],
     "missing": [{"name": "gpus", "error": "settling", "detail": "1 of 8 GPUs answer", "collectedAt": "2026-03-01T12:00:30.000Z"}],
     "devices": [],
+    "conditions": [],
+    "kernelLog": {"available": True, "reason": None, "lostRecords": 0, "unattributed": [], "overflow": 0, "notSaved": None},
 }
 NOW = datetime(2026, 3, 1, 12, 1, 0, tzinfo=UTC)
 
@@ -139,3 +141,24 @@ def test_sizes() -> None:
         "80 GiB",
         "1.7 TiB",
     ]
+
+
+def test_conditions_that_are_not_false_and_what_ails_the_kernel_log_are_shown() -> None:
+    conditions = [
+        {"type": "KernelLogUnavailable", "status": "false", "deviceId": "", "count": 0},
+        {"type": "Xid79", "status": "true", "deviceId": "GPU-1", "count": 3},
+    ]
+    ailing = {
+        "available": False,
+        "reason": "permission",
+        "lostRecords": 7,
+        "unattributed": [{}],
+        "overflow": 2,
+        "notSaved": "full",
+    }
+    text = "\n".join(plain(status_blocks(STATUS | {"conditions": conditions, "kernelLog": ailing}, NOW)))
+    assert "Xid79  true    GPU-1     3" in text
+    assert "KernelLogUnavailable" not in text
+    assert "cannot be read (permission); 7 records were lost; 1 XIDs of no known GPU; 2 records of faults did not fit;" in text
+    assert "the faults cannot be kept on disk: full" in text
+    assert "kernel log" not in "\n".join(plain(status_blocks(STATUS, NOW)))

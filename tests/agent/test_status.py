@@ -4,6 +4,7 @@ from bettercompute.agent.v1 import inventory_pb2 as pb
 from bettercompute.contract.sections import encode
 
 from agent import status
+from agent.faults import Ledger, Places, Seen
 from agent.inventory import Inventory
 from agent.sections import Failed, Section
 from agent.session import messages as m
@@ -74,3 +75,43 @@ def test_times_are_rfc_3339_in_utc() -> None:
     assert status.moment(None) is None
     assert status.moment(1717171717.25) == "2024-05-31T16:08:37.250Z"
     assert status.describe(inventory())["collectedAt"] == "1970-01-01T00:01:40.250Z"
+
+
+def test_a_report_holds_256_conditions_and_counts_the_others() -> None:
+    conditions = [m.Condition(f"Xid{n}", "true", 1.0, device_id="GPU-1") for n in range(300)]
+    found = status.report(None, conditions=conditions, kernel_log=m.KernelLog(True, True, overflow=1))
+    assert {c.type for c in found.conditions} == {f"Xid{n}" for n in range(256)}, "the first handed in are the worst"
+    assert found.kernel_log == m.KernelLog(True, True, overflow=45)
+
+
+def test_a_device_shows_its_faults_and_is_not_offered_with_one_that_has_a_policy() -> None:
+    bus = "00000000:18:00.0"
+    places = Places(shown={bus: "GPU-1", "00000000:2A:00.0": "GPU-2"})
+    seen = [Seen("Xid", 79, bus, "79, gone", 1, 10.0), Seen("Xid", 43, "00000000:2A:00.0", "43, Ch 8", 2, 20.0, gi=7, ci=0)]
+    ledger = Ledger("boot-1").add(seen[0], places).add(seen[1], places)
+    gpus = pb.GpusSection(gpus=[pb.Gpu(uuid=f"GPU-{n}", bus_id=str(n), state="ok") for n in (1, 2, 3)])
+    devices = status.describe(inventory(gpus=gpus), ledger)["devices"]
+    assert [(d["offer"], [f["type"] for f in d["faults"]]) for d in devices] == [
+        (False, ["Xid79"]),
+        (True, ["Xid43"]),
+        (True, []),
+    ]
+    assert devices[0]["faults"][0] == {
+        "type": "Xid79",
+        "name": "GPU has fallen off the bus",
+        "policy": "node",
+        "action": "reboot-node",
+        "count": 1,
+        "since": "1970-01-01T00:00:10.000Z",
+        "last": "1970-01-01T00:00:10.000Z",
+        "message": "79, gone",
+        "remembered": False,
+    }
+    assert (devices[1]["faults"][0]["gi"], devices[1]["faults"][0]["ci"]) == (7, 0)
+
+
+def test_conditions_for_a_person_are_the_report_s() -> None:
+    found = status.describe_conditions([m.Condition("Xid79", "true", 1.5, message="79, gone", device_id="GPU-1", count=2)])
+    assert [(c["type"], c["deviceId"], c["count"], c["since"]) for c in found] == [
+        ("Xid79", "GPU-1", 2, "1970-01-01T00:00:01.500Z")
+    ]
