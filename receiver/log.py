@@ -17,6 +17,7 @@ def setup(form: str, journal: bool) -> None:
     handler.setFormatter(_Json() if form == "json" else _Text(journal))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # every attempt to connect is a warning there
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

@@ -80,6 +80,7 @@ async def _serve(config: Config, url: str, server: EmbeddedPostgres | None) -> N
         LOG.info("ready", extra={"session": config.listen_session, "api": config.listen_api, "database": database.shown(url)})
         notify_systemd("READY=1")
         while not await _set_within(stop, LOOK_EVERY):
+            receiver.check()
             if server is not None and server.process.poll() is not None:
                 happened = f"it ended by itself with {server.process.returncode}"
                 raise DatabaseError("run the embedded Postgres", happened, f"see {server.directory}/log")
@@ -113,7 +114,8 @@ class Receiver:
         self.api = Api(self.engine, self.reading, self.woken)
         self.url = url
         self.servers: list[Server] = []
-        self.tasks: list[asyncio.Task[None]] = []
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.heartbeat: asyncio.Task[None] | None = None
         self.listener: Listener | None = None
         self.metrics: metrics.Listening | None = None
 
@@ -127,7 +129,7 @@ class Receiver:
             await server.start()
         if self.config.metrics_listen:
             self.metrics = metrics.listen(self.config.metrics_listen, self.registry)
-        self.tasks.append(asyncio.create_task(beat_forever(self.registry, self.jobs), name="heartbeat"))
+        self.heartbeat = asyncio.create_task(beat_forever(self.registry, self.jobs), name="heartbeat")
         handlers = {
             SESSION_CHANNEL: self.jobs.session_began,
             COMMAND_CHANNEL: self.registry.queued,
@@ -148,8 +150,13 @@ class Receiver:
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
-        self.tasks.append(task)
-        task.add_done_callback(self.tasks.remove)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def check(self) -> None:
+        """Raises what ended a task that should not end: a receiver that forgets its nodes must not look alive."""
+        if self.heartbeat is not None and self.heartbeat.done():
+            self.heartbeat.result()
 
     async def stop(self) -> None:
         """Ends every stream with `draining`, lets open calls end, writes what is left, closes the database."""
@@ -159,9 +166,10 @@ class Receiver:
         for server in self.servers:
             await server.stop_serving()
         await asyncio.gather(*(server.stop(self.config.drain) for server in self.servers))
-        for task in list(self.tasks):
+        tasks = [*self.tasks, *([self.heartbeat] if self.heartbeat else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self.metrics:
             await asyncio.to_thread(self.metrics.close)
         if self.listener:

@@ -4,7 +4,7 @@ Times become aware datetimes, durations seconds. What this version does not know
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import singledispatch
 
@@ -17,6 +17,7 @@ from receiver import values
 from receiver.gateway import limits
 from receiver.gateway import messages as m
 from receiver.planning.conditions import sort_out
+from receiver.planning.offer import is_name
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -70,6 +71,7 @@ def decode(data: bytes) -> m.FromNode:
     if kind == "inventory_sections":
         chunk = request.inventory_sections
         limits.check(limits.CHUNK_BYTES, len(chunk.data))
+        _words(chunk.digest, chunk.name)
         return m.Chunk(chunk.digest, chunk.name, chunk.data, chunk.last)
     if kind == "command_result":
         return _result(request.command_result)
@@ -78,8 +80,11 @@ def decode(data: bytes) -> m.FromNode:
 
 def _hello(hello: pb.Hello) -> m.Hello:
     limits.check(limits.DRIVERS, len(hello.drivers))
+    limits.check(limits.CAPABILITIES, len(hello.capabilities))
+    _words(hello.protocol_version, hello.daemon_version, hello.boot_id, hello.instance_id, hello.digest, *hello.capabilities)
     for driver in hello.drivers:
         limits.check(limits.KINDS, len(driver.kinds))
+        _words(driver.id, driver.version, *driver.kinds)
     return m.Hello(
         hello.protocol_version,
         hello.daemon_version,
@@ -96,6 +101,7 @@ def _hello(hello: pb.Hello) -> m.Hello:
 def _report(report: pb.StatusReport) -> m.Report:
     limits.check(limits.CONDITIONS, len(report.conditions))
     found = sort_out(_condition(one) for one in report.conditions)
+    _words(report.digest)
     log = report.kernel_log
     status = values.Status(
         digest=report.digest,
@@ -113,6 +119,7 @@ def _report(report: pb.StatusReport) -> m.Report:
 
 
 def _condition(one: pb.Condition) -> values.Condition:
+    _words(one.type, one.device_id, one.bus_id)
     for text in (one.reason, one.message):
         limits.check(limits.MESSAGE_TEXT, len(text.encode()))
     return values.Condition(
@@ -127,6 +134,7 @@ def _condition(one: pb.Condition) -> values.Condition:
 
 
 def _offer(offer: pb.InventoryOffer) -> values.Offer:
+    _words(offer.digest, offer.boot_id, offer.trigger)
     return values.Offer(
         digest=offer.digest,
         sections=tuple(values.SectionRef(s.name, s.schema_version, s.hash, s.size) for s in offer.sections),
@@ -138,6 +146,7 @@ def _offer(offer: pb.InventoryOffer) -> values.Offer:
 
 
 def _result(result: pb.CommandResult) -> values.CommandResult:
+    _words(result.id)
     status = COMMAND_RESULTS.get(result.status)
     reason = _cut(result.reason if status else f"UnknownStatus {result.status} {result.reason}".rstrip())
     return values.CommandResult(result.id, status or "failed", reason, _json(result.payload_json))
@@ -155,8 +164,17 @@ def _json(text: str) -> values.Json:
     return value
 
 
-def _missing(rows: Iterable[pb.MissingSection]) -> tuple[values.Missing, ...]:
+def _missing(rows: Sequence[pb.MissingSection]) -> tuple[values.Missing, ...]:
+    limits.check(limits.MISSING, len(rows))
+    for row in rows:
+        if not is_name(row.name):
+            raise BadMessage(f"a missing section is called {row.name[:64]!r}, which is no section's name")
     return tuple(values.Missing(row.name, _cut(row.error)) for row in rows)
+
+
+def _words(*texts: str) -> None:
+    """What is kept as it comes, with no rule that looks at it, is short at least."""
+    limits.check(limits.WORD, max(len(text.encode()) for text in texts))
 
 
 def _cut(text: str) -> str:
@@ -171,9 +189,12 @@ def _clean(text: str) -> str:
 
 def _time(stamp: Timestamp, name: str) -> datetime:
     try:
-        return EPOCH + timedelta(seconds=stamp.seconds, microseconds=stamp.nanos // 1000)
+        moment = EPOCH + timedelta(seconds=stamp.seconds, microseconds=stamp.nanos // 1000)
     except OverflowError as error:
         raise BadMessage(f"{name} is {stamp.seconds} s after 1970: no time of any calendar") from error
+    if moment < EPOCH:
+        raise BadMessage(f"{name} is {moment.isoformat()}, before 1970")
+    return moment
 
 
 @singledispatch

@@ -18,7 +18,13 @@ from receiver.values import HelloFacts
 
 LOG = logging.getLogger("receiver.gateway")
 T = TypeVar("T")
-NO_ANSWER = (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout)
+# The database is away, or cannot do it now: restarted, full, read-only (an InternalError), a lock that does not come.
+NO_ANSWER = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError)
+PATIENT = 10.0  # seconds for a connection
+IMPATIENT = 0.1  # and while there was none the last time: streams must not wait in a queue behind each other
+WARN_EVERY = 30.0  # seconds
+
+LOG = logging.getLogger("receiver.gateway")
 Input = Any  # a job or what it needs
 
 
@@ -31,13 +37,16 @@ class Jobs:
         self.registry = registry
         self.tenant = tenant
         self.receiver_id = receiver_id
+        self.away = False  # there was no connection the last time
+        self.failures, self.warned = 0, -WARN_EVERY
 
     async def do(self, stream: Stream, job: act.Job) -> object | None:
         """Does a job; the event that answers it, or None. What the database refuses is the event Failed."""
         try:
             event: object | None = await JOBS[type(job)](self, stream, job)
         except NO_ANSWER as error:
-            return act.Failed(job, f"the database does not answer: {_line(error)}", ours=True)
+            wait = act.RETRY * (1 + self.registry.jitter())  # not everybody at once
+            return act.Failed(job, f"the database does not answer: {_line(error)}", True, wait)
         except psycopg.DataError as error:  # the wire has values that Postgres has not
             return act.Failed(job, f"not storable: {_line(error)}", ours=False)
         return event
@@ -47,8 +56,24 @@ class Jobs:
         return await asyncio.get_running_loop().run_in_executor(self.threads, self._within, work)
 
     def _within(self, work: Callable[[Connection], T]) -> T:
-        with self.pool.connection() as connection:
-            return work(connection)
+        try:
+            with self.pool.connection(timeout=IMPATIENT if self.away else PATIENT) as connection:
+                answer = work(connection)
+        except NO_ANSWER as error:
+            self.away = isinstance(error, PoolTimeout)
+            self._warn(error)
+            raise
+        if self.away:
+            LOG.info("the database answers again")
+        self.away = False
+        return answer
+
+    def _warn(self, error: Exception) -> None:
+        """Not once for each stream."""
+        self.failures += 1
+        if (now := self.registry.now()) - self.warned >= WARN_EVERY:
+            LOG.warning("the database does not answer", extra={"reason": _line(error), "times": self.failures})
+            self.failures, self.warned = 0, now
 
     def _facts(self, hello: m.Hello) -> HelloFacts:
         return HelloFacts(

@@ -41,6 +41,9 @@ CONDITIONS = Limit("conditions a report", 256, "INVALID_ARGUMENT")
 MESSAGE_TEXT = Limit("bytes a condition's message", 2 << 10, "INVALID_ARGUMENT")
 DRIVERS = Limit("drivers a Hello", 64, "INVALID_ARGUMENT")
 KINDS = Limit("kinds a driver", 32, "INVALID_ARGUMENT")
+CAPABILITIES = Limit("capabilities a Hello", 64, "INVALID_ARGUMENT")
+MISSING = Limit("missing sections a message", 16, "INVALID_ARGUMENT")
+WORD = Limit("bytes a name, version or id", 256, "INVALID_ARGUMENT")
 STREAMS = Limit("streams a node", 2, "RESOURCE_EXHAUSTED")  # one, and one that is being replaced
 HANDSHAKES = Limit("handshakes in progress", 256, "RESOURCE_EXHAUSTED")
 SESSIONS = Limit("sessions started a second", 200, "RESOURCE_EXHAUSTED", 1.0, 200)
@@ -57,6 +60,9 @@ LIMITS = (
     MESSAGE_TEXT,
     DRIVERS,
     KINDS,
+    CAPABILITIES,
+    MISSING,
+    WORD,
     STREAMS,
     HANDSHAKES,
     SESSIONS,
@@ -84,6 +90,7 @@ class Bucket:
     limit: Limit
     level: float = field(init=False)
     at: float = field(init=False, default=0.0)
+    forgiven: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
         self.level = float(self.limit.burst)
@@ -94,9 +101,20 @@ class Bucket:
         if amount <= self.level:
             self.level -= amount
             return 0.0
+        if amount <= self.forgiven:
+            self.forgiven -= amount
+            return 0.0
         if amount > self.limit.burst:  # never: not before the period is over, and then it is told the same
             return self.limit.per
         return (amount - self.level) / self._rate
+
+    def give_back(self, amount: int = 1) -> None:
+        """What was taken was of no use, by no fault of the taker."""
+        self.level = min(float(self.limit.burst), self.level + amount)
+
+    def forgive(self, seconds: float) -> None:
+        """Nothing was read for so long: what may have queued up meanwhile at the rate is not held against the sender."""
+        self.forgiven = max(self.forgiven, seconds * self._rate)
 
     def full(self, now: float) -> bool:
         """Whether nothing is owed."""

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 
 import psycopg
 
+from receiver.store.database import dial
+
 LOG = logging.getLogger("receiver.gateway")
 BACK_OFF = 1.0  # seconds until the next attempt
 LOOK_UP = 0.5  # how often the thread looks whether it should end
@@ -27,6 +29,7 @@ class Listener:
         self.again = again
         self.loop = asyncio.get_running_loop()
         self.ending = threading.Event()
+        self.hears = True
         self.thread = threading.Thread(target=self._run, name="listen", daemon=True)
         self.thread.start()
 
@@ -40,13 +43,18 @@ class Listener:
             try:
                 self._listen()
             except psycopg.Error as error:
-                LOG.warning("no notifications from the database", extra={"reason": " ".join(str(error).split())})
+                if self.hears:  # said once, not with every attempt
+                    LOG.warning("no notifications from the database", extra={"reason": " ".join(str(error).split())})
+                self.hears = False
                 self.ending.wait(BACK_OFF)
 
     def _listen(self) -> None:
-        with psycopg.connect(self.url, autocommit=True, connect_timeout=10, application_name="receiver listen") as connection:
+        with dial(self.url, autocommit=True, name="receiver listen") as connection:
             for channel in self.handlers:
                 connection.execute(f'LISTEN "{channel}"'.encode())
+            if not self.hears:
+                LOG.info("notifications from the database again")
+            self.hears = True
             self._tell(self.again)
             while not self.ending.is_set():
                 for notify in connection.notifies(timeout=LOOK_UP):

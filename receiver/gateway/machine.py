@@ -20,7 +20,7 @@ from receiver.planning.offer import check_offer
 from receiver.values import Command, CommandResult, InventoryOutcome, Offer, SessionStart, Status
 
 PROTOCOL_MAJOR = 0
-RETRY = 15.0  # seconds until bcd should try again when the database did not answer
+RETRY = 15.0  # seconds until bcd should try again when the database did not answer, at least
 UPLOAD_LIMIT = 120.0  # seconds without a chunk after which an offer is no longer under way
 RETRY_SOON = 1.0  # and when bytes that were there are gone: the next offer asks for them
 
@@ -139,6 +139,7 @@ class Failed:
     job: Job
     reason: str
     ours: bool
+    retry_after: float = RETRY
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,9 +252,10 @@ def _failed(machine: Machine, event: Failed, now: float) -> Actions:
     if not event.ours:
         return machine.end(m.End("bad-message", None, event.reason))
     if isinstance(job, Begin):
-        return machine.end(m.End("overloaded", RETRY, event.reason))
+        return machine.end(m.End("overloaded", event.retry_after, event.reason))
     if isinstance(job, FindWanted | Apply):
-        return machine.finish(m.Result(job.offer.digest, "retry", reason=event.reason, retry_after=RETRY))
+        machine.rates.offers.give_back()
+        return machine.finish(m.Result(job.offer.digest, "retry", reason=event.reason, retry_after=event.retry_after))
     return ()  # a report is judged again with the next one, commands are looked for again, and bcd repeats a result
 
 

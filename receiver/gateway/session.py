@@ -118,7 +118,9 @@ class _Conversation:
             if isinstance(action, Begin) and (end := self.registry.overload()):
                 event: object | None = Leave(end)
             else:
+                began = self.registry.now()
                 event = await self.jobs.do(self.stream, action)
+                self.machine.rates.reports.forgive(self.registry.now() - began)
             if event is not None:
                 due.extendleft(reversed(self.machine.on(event, self.registry.now())))
 

@@ -26,13 +26,18 @@ class Refusal:
     reason: str
 
 
+def is_name(text: str) -> bool:
+    """Whether a section can be called so: also one that this receiver does not know."""
+    return _NAME.fullmatch(text) is not None
+
+
 def check_offer(offer: Offer) -> Refusal | None:
     """What is wrong with an offer as such, or None."""
     if len(offer.sections) > SECTIONS_PER_OFFER:
         return Refusal("", f"{len(offer.sections)} sections; an offer has at most {SECTIONS_PER_OFFER}")
     times = Counter(one.name for one in offer.sections)
     for one in offer.sections:
-        if not _NAME.fullmatch(one.name):
+        if not is_name(one.name):
             return Refusal(one.name[:64], "not a section's name: lower-case letters, digits and -, at most 32")
         if times[one.name] > 1:
             return Refusal(one.name, f"offered {times[one.name]} times")

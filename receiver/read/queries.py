@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-import psycopg
 from sqlalchemy import ColumnElement, Engine, Row, Select, Table, and_, create_engine, func, literal_column, select, tuple_
 from sqlalchemy.engine import Connection
 
 from receiver.read.tokens import ALL, Scope
+from receiver.store.database import dial
 from receiver.store.schema import (
     conditions,
     events,
@@ -37,14 +37,18 @@ class Invalid(Exception):
 
 
 def open_engine(url: str, size: int) -> Engine:
-    """Connections for reading: at most `size`, each statement for itself. `url` as libpq takes it."""
+    """Connections for reading: at most `size`. What one connection reads until it is closed is of one moment.
+
+    `url` as libpq takes it.
+    """
     return create_engine(
         "postgresql+psycopg://",
-        creator=lambda: psycopg.connect(url, connect_timeout=10),
+        creator=lambda: dial(url, name="receiver read"),
         pool_size=size,
         max_overflow=0,
         pool_pre_ping=True,
-        isolation_level="AUTOCOMMIT",
+        isolation_level="REPEATABLE READ",
+        execution_options={"postgresql_readonly": True},
     )
 
 

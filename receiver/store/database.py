@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import ConnectionPool
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.pool import NullPool
@@ -25,6 +26,17 @@ OLDEST_SERVER = 150000  # as libpq numbers them: 15.0
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _MIGRATION_LOCK = 0x62635F6D  # advisory: two receivers that migrate at once take turns
 _CONNECT_SECONDS = 10
+_RECONNECT_SECONDS = 5.0
+# What a connection is opened with where the URL does not say otherwise: a server that is gone without a word is noticed.
+_ALIVE = {
+    "connect_timeout": _CONNECT_SECONDS,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+# A statement that waits for ever would hold one of few threads for ever. Times are read as UTC: a year 9999 fits no other zone.
+_SESSION = "SET timezone = 'UTC'; SET statement_timeout = '30s'; SET idle_in_transaction_session_timeout = '60s'"
 
 
 def head() -> int:
@@ -37,12 +49,30 @@ def shown(url: str) -> str:
     return re.sub(r"(://[^:/@]*):[^@/]*@|(password\s*=\s*)('[^']*'|[^\s&]+)", lambda m: f"{m[1]}@" if m[1] else f"{m[2]}***", url)
 
 
+def _alive(url: str) -> dict[str, Any]:
+    said = conninfo_to_dict(url)
+    return {key: value for key, value in _ALIVE.items() if key not in said}
+
+
+def dial(url: str, autocommit: bool = False, name: str = "receiver") -> Connection:
+    """One connection of a receiver at work, which never waits without end. Raises psycopg.Error."""
+    connection = psycopg.connect(url, autocommit=autocommit, **{"application_name": name, **_alive(url)})
+    _set_up(connection)
+    return connection
+
+
+def _set_up(connection: Connection) -> None:
+    connection.execute(_SESSION)
+    if not connection.autocommit:
+        connection.commit()
+
+
 @contextmanager
 def connect(url: str, autocommit: bool = False) -> Iterator[Connection]:
     """One connection, closed at the end. Raises DatabaseError when the server cannot be reached or is older than 15."""
     attempted = f"connect to the database {shown(url)}"
     try:
-        connection = psycopg.connect(url, autocommit=autocommit, connect_timeout=_CONNECT_SECONDS)
+        connection = psycopg.connect(url, autocommit=autocommit, **_alive(url))
     except psycopg.Error as error:
         raise DatabaseError(
             attempted, " ".join(str(error).split()), "is the server up, and is the database URL right?"
@@ -121,8 +151,21 @@ def create_database(url: str, name: str, template: str = "template0") -> None:
 
 
 def open_pool(url: str, size: int = 8, name: str = "receiver") -> Pool:
-    """An open pool of at most `size` connections whose first one works; the caller closes it. Raises DatabaseError."""
+    """An open pool of at most `size` connections whose first one works; the caller closes it. Raises DatabaseError.
+
+    While the server is away, somebody who asks starts the next attempt: one that waits ever longer between attempts of its
+    own would notice late that the server is back.
+    """
     check_schema(url)
     return ConnectionPool(
-        url, min_size=1, max_size=size, name=name, open=True, connection_class=Connection, timeout=_CONNECT_SECONDS
+        url,
+        kwargs=_alive(url),
+        configure=_set_up,
+        min_size=1,
+        max_size=size,
+        name=name,
+        open=True,
+        connection_class=Connection,
+        timeout=_CONNECT_SECONDS,
+        reconnect_timeout=_RECONNECT_SECONDS,
     )

@@ -122,7 +122,7 @@ def test_bytes_that_are_no_message_are_bad(data: bytes) -> None:
         decode(data)
 
 
-@pytest.mark.parametrize("seconds", [10**15, -(10**15)])
+@pytest.mark.parametrize("seconds", [10**15, -(10**15), -1])
 def test_a_time_of_no_calendar_is_bad_and_named(seconds: int) -> None:
     report = pb.StatusReport()
     report.sent_at.seconds = seconds
@@ -134,6 +134,36 @@ def test_the_text_limit_counts_bytes() -> None:
     condition = pb.Condition(type="C", message="é" * 1025)
     with pytest.raises(OverLimit, match="2050, at most 2048"):
         decoded(status_report=pb.StatusReport(conditions=[condition]))
+
+
+LONG = "x" * 257
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"hello": pb.Hello(protocol_version="9" * 5000)},
+        {"hello": pb.Hello(boot_id=LONG)},
+        {"hello": pb.Hello(capabilities=["nvml", LONG])},
+        {"hello": pb.Hello(drivers=[pb.Driver(id="d", kinds=[LONG])])},
+        {"status_report": pb.StatusReport(digest=LONG)},
+        {"inventory_offer": pb.InventoryOffer(trigger=LONG)},
+        {"inventory_sections": pb.InventorySections(name=LONG)},
+    ],
+    ids=lambda message: next(iter(message)),
+)
+def test_names_versions_and_ids_are_short(message: dict[str, object]) -> None:
+    with pytest.raises(OverLimit, match=r"bytes a name, version or id: \d+, at most 256"):
+        decoded(**message)
+
+
+def test_what_is_missing_is_a_few_sections_with_names() -> None:
+    many = [pb.MissingSection(name=f"s{number}") for number in range(17)]
+    with pytest.raises(OverLimit, match="missing sections a message: 17, at most 16"):
+        decoded(status_report=pb.StatusReport(missing=many))
+    for name in ("", "a\0b", "Gpus", "x" * 33):
+        with pytest.raises(BadMessage, match="no section's name"):
+            decoded(inventory_offer=pb.InventoryOffer(missing=[pb.MissingSection(name=name)]))
 
 
 def test_messages_to_bcd_are_written_whole() -> None:

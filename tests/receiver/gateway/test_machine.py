@@ -277,6 +277,15 @@ def test_a_database_that_does_not_answer_costs_a_retry_and_no_report(job: machin
     assert expected(Stream().on(Failed(job, "down", ours=True)))
 
 
+def test_an_offer_that_the_database_failed_is_not_counted_against_the_node() -> None:
+    stream = Stream()
+    for _ in range(3 * limits.OFFERS.burst):
+        assert isinstance(stream.on(OFFER)[0], FindWanted)
+        (result,) = stream.on(Failed(FindWanted(OFFER), "down", True, 22.0))
+        assert (result.status, result.retry_after) == ("retry", 22.0)
+    assert stream.met == []
+
+
 def test_what_the_database_cannot_hold_is_a_bad_message() -> None:
     (end,) = Stream().on(Failed(Judge(Status("")), "out of range", ours=False))
     assert end.reason == "bad-message"

@@ -33,6 +33,22 @@ def test_a_clock_that_stands_still_or_goes_back_gives_nothing() -> None:
     assert bucket.take(1000.0) > 0
 
 
+def test_a_bucket_takes_back_up_to_its_burst() -> None:
+    bucket = Bucket(SLOW)
+    bucket.take(0.0, 3)
+    bucket.give_back()
+    assert [bucket.take(0.0), bucket.take(0.0)] == [0.0, 300.0]
+    bucket.give_back(9)
+    assert [bucket.take(0.0) for _ in range(4)] == [0.0, 0.0, 0.0, 300.0]
+
+
+def test_what_queued_up_while_nothing_was_read_is_forgiven() -> None:
+    bucket = Bucket(SLOW)
+    bucket.take(0.0, 3)
+    bucket.forgive(600.0)
+    assert [bucket.take(0.0) for _ in range(3)] == [0.0, 0.0, 300.0], "at the rate that is allowed, not more"
+
+
 class World:
     """A registry at a time of its own."""
 

@@ -12,7 +12,9 @@ from bettercompute.agent.v1 import inventory_pb2 as pb
 from bettercompute.agent.v1 import session_pb2 as wire
 from bettercompute.contract.sections import digest, encode, section_hash
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from psycopg_pool import PoolTimeout
 
+from receiver.gateway import jobs as jobs_module
 from receiver.gateway import limits
 from receiver.gateway.heartbeat import beat
 from receiver.ids import mint
@@ -431,9 +433,63 @@ async def test_a_database_that_fails_costs_a_retry_and_no_session(served: Live) 
 
     with patch("receiver.apply.inventory.wanted", down):
         result = await daemon.offer(BOTH)
-    assert (result.status, result.retry_after.seconds) == (wire.INVENTORY_STATUS_RETRY, 15)
+    assert result.status == wire.INVENTORY_STATUS_RETRY
+    assert 15 <= result.retry_after.ToTimedelta().total_seconds() <= 30, "not everybody at once"
     assert "went away" in result.reason
     assert (await daemon.offer(BOTH)).status == wire.INVENTORY_STATUS_APPLIED
+
+
+@live
+async def test_a_read_only_database_costs_retries_and_no_session(served: Live) -> None:
+    daemon = served.daemon()
+    await daemon.connect()
+    for mode, status in (("on", wire.INVENTORY_STATUS_RETRY), ("off", wire.INVENTORY_STATUS_APPLIED)):
+        with psycopg.connect(served.database, autocommit=True, options="-c default_transaction_read_only=off") as admin:
+            admin.execute(f"ALTER DATABASE {admin.info.dbname} SET default_transaction_read_only = {mode}")
+            others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            admin.execute(f"SELECT pg_terminate_backend(pid) {others}")
+        await daemon.report()
+        await beat(served.receiver.registry, served.receiver.jobs)
+        result = await daemon.offer(BOTH)
+        while "connection" in result.reason:  # those that were dropped are replaced one by one
+            result = await daemon.offer(BOTH)
+        assert result.status == status, result.reason
+    assert list(served.receiver.registry.current) == [daemon.node_id]
+
+
+@live
+async def test_a_database_that_stays_away_is_said_once_and_keeps_nobody_waiting(served: Live) -> None:
+    jobs = served.receiver.jobs
+
+    def away(timeout: float) -> None:
+        waited.append(timeout)
+        raise PoolTimeout("no connection")
+
+    waited: list[float] = []
+    with patch.object(jobs.pool, "connection", away), patch.object(jobs_module.LOG, "warning") as warning:
+        for _ in range(5):
+            with pytest.raises(PoolTimeout):
+                await jobs.transaction(lambda _: None)
+    assert (waited[0], set(waited[1:])) == (jobs_module.PATIENT, {jobs_module.IMPATIENT})
+    assert warning.call_count == 1
+    with patch.object(jobs_module.LOG, "info") as info:
+        await jobs.transaction(lambda _: None)
+        await jobs.transaction(lambda _: None)
+    info.assert_called_once_with("the database answers again")
+
+
+@live
+async def test_a_heartbeat_that_dies_ends_the_receiver(served: Live) -> None:
+    def broken(*_: object) -> None:
+        raise AssertionError("our bug")
+
+    served.receiver.check()
+    with patch("receiver.gateway.heartbeat.EVERY", 0.01), patch("receiver.apply.status.touch", broken):
+        served.receiver.registry.seen["node"] = 1
+        assert served.receiver.heartbeat is not None
+        await until("its end", served.receiver.heartbeat.done)
+    with pytest.raises(AssertionError, match="our bug"):
+        served.receiver.check()
 
 
 @live
