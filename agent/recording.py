@@ -6,6 +6,7 @@ the last thing the parent heard of: `{"fact": ["errors", "/sys/...", 13]}`, `{"n
 begins, the same with `"answer"` when it has returned, and `{"section": "cpu", "failed": null}` at the end of each.
 """
 
+import contextlib
 import errno
 import json
 import math
@@ -17,13 +18,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from agent.collectors import COLLECTORS, Options, collect
+from agent.collectors import COLLECTORS, Context, Files, Options, collect, run
 from agent.errors import FieldError, Unreadable
 from agent.host import MAX_FILE, CriImage, EthtoolInfo, Host, Uname
 from agent.nvml import Nvml, NvmlError, PynvmlNvml
 from agent.recorded import open_host, open_nvml
 
 Note = Callable[[dict[str, object]], None]
+_TASKS = ("readings", "probe")  # of agent.collectors.TASKS, those that doctor, diagnoses and the daemon ask of a recorded host
 
 
 @dataclass(frozen=True)
@@ -238,7 +240,10 @@ def main() -> None:
 
 
 def record(source: Host, nvml: Nvml, out: Path, options: Options, note: Note) -> None:
-    """Collects all sections of `source` for what they read; a section that fails is noted, and what it read is kept."""
+    """Collects all sections of `source`, and runs the tasks that only read, for what they read.
+
+    A section that fails is noted, and what it read is kept.
+    """
     host = Recorder(root=source.root, source=source, out=out, note=note)
     host.uname()
     host.uptime()
@@ -253,6 +258,9 @@ def record(source: Host, nvml: Nvml, out: Path, options: Options, note: Note) ->
         except FieldError as error:
             failed = str(error)
         note({"section": name, "failed": failed})
+    for name in _TASKS:
+        with contextlib.suppress(FieldError):  # what it read until then is kept; why it failed is in the section `gpus`
+            run(name, Context(Files(host), RecordingNvml(nvml, note), options=options), {})
 
 
 def _doors(host: str | None, library: str) -> tuple[Host, Nvml]:

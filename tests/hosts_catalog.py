@@ -59,6 +59,24 @@ def lose_gpu(directory: Path, index: int) -> None:
     append_kmsg(directory, text, level=4)
 
 
+def wear_out_gpu(directory: Path, index: int) -> None:
+    """The GPU's memory is worn out: uncorrectable errors, and no spare row is left for them. It goes on answering NVML."""
+    slot = slot_of(directory, index).rsplit(".", 1)[0]
+    nvml = _nvml(directory)
+    errors = {"eccVolatileTotal": 3, "eccVolatileDram": 3, "eccAggregateTotal": 11, "eccAggregateDram": 11}
+    nvml["devices"][index] |= {**errors, "remappedRows": [1, 8, False, True]}
+    _write(directory / "nvml.json", nvml)
+    for text in (
+        f"NVRM: GPU at PCI:{slot}: {nvml['devices'][index]['uuid']}",
+        f"NVRM: GPU Board Serial Number: {nvml['devices'][index]['serial']}",
+        f"NVRM: Xid (PCI:{slot}): 48, pid=21044, name=python3, An uncorrectable double bit error (DBE) has been detected on GPU "
+        "in the framebuffer at partition 5, subpartition 0.",
+        f"NVRM: Xid (PCI:{slot}): 64, pid='<unknown>', name=<unknown>, Row Remapper: Failed to remap row at address 0x1a2f3c00 "
+        "due to DBE",
+    ):
+        append_kmsg(directory, text, level=4)
+
+
 def bind_vfio(directory: Path, index: int) -> None:
     """The GPU is handed to a VM: its function is bound to `vfio-pci` and NVML lists it no more."""
     slot = slot_of(directory, index)
@@ -190,6 +208,8 @@ def move_telemetry(directory: Path, seed: int) -> None:
     for path in root.glob("sys/devices/system/cpu/cpu*/cpufreq/scaling_cur_freq"):
         path.write_text(f"{dice.randrange(800_000, 3_800_000)}\n")
     _move_links(root, dice)
+    if (directory / "nvml.json").exists():
+        _move_readings(directory, dice)
 
 
 def append_kmsg(directory: Path, text: str, level: int = 6) -> None:
@@ -209,6 +229,24 @@ def _move_links(root: Path, dice: random.Random) -> None:
             widest = int((function / "max_link_width").read_text())
             (function / "current_link_width").write_text(f"{dice.choice([w for w in (1, 2, 4, 8, 16) if w <= widest])}\n")
             (function / "current_link_speed").write_text(f"{dice.choice(['2.5', '8.0', '16.0'])} GT/s PCIe\n")
+
+
+def _move_readings(directory: Path, dice: random.Random) -> None:
+    """What NVML says of the moment, where it says it."""
+    nvml = _nvml(directory)
+    for device in nvml.get("devices", ()):
+        moved = {
+            "currentPcieWidth": dice.choice((1, 8, 16)),
+            "currentPcieGeneration": dice.choice((1, 3, 4)),
+            "utilization": [dice.randrange(101), dice.randrange(101)],
+            "temperature": dice.randrange(25, 85),
+            "powerUsage": dice.randrange(40_000, 690_000),
+            "memoryUsed": dice.randrange(1 << 33),
+            "processes": [{"pid": dice.randrange(1, 90_000), "usedBytes": 1 << 30}],
+            "pcieReplayCounter": dice.randrange(900),
+        }
+        device.update({query: value for query, value in moved.items() if query in device})
+    _write(directory / "nvml.json", nvml)
 
 
 def _moved_memory(text: str, dice: random.Random, jitter: int) -> str:

@@ -342,3 +342,11 @@ def test_records_overwritten_under_the_reader_do_not_end_the_kernel_log(tmp_path
     monkeypatch.setattr(recorder, "_KMSG", os.devnull)
     monkeypatch.setattr(os, "read", read)
     assert recorder._kernel_log() == (b"6,1,0,-;a\n6,9,0,-;b\n", 0)
+
+
+def test_records_the_readings_of_the_moment(tmp_path: Path) -> None:
+    capture(tmp_path / "copy", redact=False, host_dir=HOSTS["h100-sxm-8"])
+    wanted = {"currentPcieWidth", "utilization", "temperature", "powerUsage", "memoryUsed", "processes", "pcieReplayCounter"}
+    original = json.loads((HOSTS["h100-sxm-8"] / "nvml.json").read_text())["devices"]
+    recorded = json.loads((tmp_path / "copy/nvml.json").read_text())["devices"]
+    assert [{q: d[q] for q in wanted} for d in recorded] == [{q: d[q] for q in wanted} for d in original]

@@ -189,7 +189,8 @@ def gpu(
     }
     m.put(f"/proc/driver/nvidia/gpus/{slot}/information", "".join(f"{key}\t {value}\n" for key, value in information.items()))
     newer = {} if int(version.split(".")[0]) >= 560 else {"recoveryAction": {"error": "FUNCTION_NOT_FOUND"}}
-    devices.append({**_identity(m, product, slot, uuid, minor, version), **_capabilities(product), **newer, **answers})
+    moment = _moment(product, minor, link.width_now or link.width or 16, mig=bool(answers.get("migMode", [0])[0]))
+    devices.append({**_identity(m, product, slot, uuid, minor, version), **_capabilities(product), **moment, **newer, **answers})
     return place
 
 
@@ -230,6 +231,20 @@ def _capabilities(p: Product) -> dict[str, Any]:
     if p.mig:
         answers |= {"migMode": [0, 0]}
     return answers
+
+
+def _moment(p: Product, index: int, width: int, mig: bool) -> dict[str, Any]:
+    """An idle GPU: the driver's own memory, a slow link. In MIG mode its utilization is not told."""
+    return {
+        "currentPcieWidth": width,
+        "currentPcieGeneration": 1 if p.generation < 5 else p.generation,
+        "utilization": {"error": "NOT_SUPPORTED"} if mig else [0, 0],
+        "temperature": 27 + index * 3 % 8,
+        "powerUsage": p.limits[0] // 10 + index * 310,
+        "memoryUsed": 4 * MIB,
+        "processes": [],
+        "pcieReplayCounter": 0,
+    }
 
 
 def links_to(switches: tuple[str, ...], count: int) -> list[dict[str, Any]]:
