@@ -128,7 +128,7 @@ def _collect(arguments: Arguments, names: Sequence[str]) -> "Collected":
 
     config = _config(arguments)
     host_dir = _host_dir(arguments)
-    doors.host(host_dir)  # what is no recorded host is said here, once
+    doors.check(config, host_dir)  # said here, once
     # The GPUs that the daemon remembers here; another host's (a recorded one) only when its data directory is named.
     mine = host_dir is None or "data_dir" in _flags(arguments)
     known = known_gpus.gpus(Store(config.data_dir / "inventory").known_gpus()) if mine else ()

@@ -6,12 +6,19 @@ from agent.collection import Collector
 from agent.collectors import Options
 from agent.config import Config
 from agent.host import Host
-from agent.recorded import open_host
+from agent.recorded import open_host, open_nvml
 
 
 def host(host_dir: Path | None) -> Host:
     """This host, or the recorded one as it is now. Raises UserError when the directory holds none."""
     return open_host(host_dir) if host_dir else Host()
+
+
+def check(config: Config, host_dir: Path | None) -> None:
+    """Raises UserError when what `--host` names is no recorded host, or one that is damaged."""
+    host(host_dir)
+    if host_dir and not config.nvml_library:
+        open_nvml(host_dir)
 
 
 def options(config: Config) -> Options:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from os import fsencode, stat_result  # never `import os` here: the section's module `os` takes that name in this package
+from pathlib import Path
 from typing import TypeVar
 
 from bettercompute.agent.v1 import inventory_pb2 as pb
@@ -19,7 +20,7 @@ from google.protobuf.message import Message
 
 from agent.errors import Unreadable
 from agent.host import MAX_FILE, Host
-from agent.nvml import Nvml
+from agent.nvml import Nvml, PynvmlNvml
 
 T = TypeVar("T")
 
@@ -131,6 +132,18 @@ class Context:
     def host(self) -> Host:
         """The host that `files` reads."""
         return self.files.host
+
+
+def open_doors(host: str | None, library: str) -> tuple[Host, Nvml]:
+    """A child's doors: this host's (None) or a recorded one's, whose recording answers unless `library` is a libnvidia-ml.so.1.
+
+    Raises UserError for what is no recorded host.
+    """
+    if host is None:
+        return Host(), PynvmlNvml(library)
+    from agent.recorded import open_host, open_nvml  # a child on a real host does without
+
+    return open_host(Path(host)), PynvmlNvml(library) if library else open_nvml(Path(host))
 
 
 def collect(name: str, host: Host, nvml: Nvml, known: tuple[pb.Gpu, ...] = (), options: Options | None = None) -> Message:

@@ -25,10 +25,8 @@ from typing import BinaryIO
 from bettercompute.agent.v1 import inventory_pb2 as pb
 from bettercompute.contract.sections import encode
 
-from agent.collectors import COLLECTORS, Context, Files, Options, collect, run
+from agent.collectors import COLLECTORS, Context, Files, Options, collect, open_doors, run
 from agent.errors import FieldError, SectionFailed
-from agent.host import Host
-from agent.nvml import Nvml, PynvmlNvml
 
 _PR_SET_PDEATHSIG = 1
 _LONGEST = 1000  # characters of an exception's text in a message; the whole of it is on standard error
@@ -40,7 +38,12 @@ def main() -> None:
     os.dup2(2, 1)
     request = json.loads(sys.stdin.buffer.read())
     _die_with(request["parent"])
-    host, nvml = _doors(request["host"], request["nvmlLibrary"])
+    try:
+        host, nvml = open_doors(request["host"], request["nvmlLibrary"])
+    except FieldError as error:  # a recording that is damaged, or gone meanwhile
+        for name in request["sections"]:
+            _write(out, *_failed(name, type(error).__name__, _text(error)))
+        return
     known = tuple(pb.GpusSection.FromString(base64.b64decode(request["known"])).gpus)
     options = Options(**request["options"])
     _write(out, {"began": True})
@@ -59,27 +62,26 @@ def _outcome(name: str, ctx: Context, arguments: Mapping[str, object]) -> tuple[
             data = run(name, ctx, arguments)
         return {"section": name, "size": len(data)}, data
     except SectionFailed as error:
-        return {"section": name, "reason": error.reason, "message": str(error)[:_LONGEST]}, b""
+        return _failed(name, error.reason, _text(error))
     except FieldError as error:
-        return {"section": name, "reason": type(error).__name__, "message": str(error)[:_LONGEST]}, b""
+        return _failed(name, type(error).__name__, _text(error))
     except Exception as error:  # noqa: BLE001 - the one runner
         traceback.print_exc()
-        message = f"{type(error).__name__}: {str(error)[:_LONGEST]} ({_where(error)})"
-        return {"section": name, "reason": "Bug", "message": message}, b""
+        return _failed(name, "Bug", f"{type(error).__name__}: {_text(error)} ({_where(error)})")
+
+
+def _failed(name: str, reason: str, message: str) -> tuple[dict[str, object], bytes]:
+    return {"section": name, "reason": reason, "message": message}, b""
+
+
+def _text(error: Exception) -> str:
+    return str(error)[:_LONGEST]
 
 
 def _where(error: BaseException) -> str:
     """`gpus.py:61`: the innermost frame."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{Path(frame.filename).name}:{frame.lineno}"
-
-
-def _doors(host: str | None, library: str) -> tuple[Host, Nvml]:
-    if host is None:
-        return Host(), PynvmlNvml(library)
-    from agent.recorded import open_host, open_nvml
-
-    return open_host(Path(host)), PynvmlNvml(library) if library else open_nvml(Path(host))
 
 
 def _write(out: BinaryIO, head: dict[str, object], data: bytes = b"") -> None:

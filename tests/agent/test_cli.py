@@ -136,6 +136,10 @@ def test_the_daemon_s_remembered_gpus_count_for_this_host_only(monkeypatch: pyte
 def test_what_is_no_recorded_host_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert cli.main(["inventory", "--host", str(tmp_path)]) == 2
     assert "is no recorded host" in capsys.readouterr().err
+    (tmp_path / "root/proc").mkdir(parents=True)
+    (tmp_path / "nvml.json").write_text("{")
+    assert cli.main(["inventory", "os", "--host", str(tmp_path)]) == 2
+    assert re.match(r"bcd: .*/nvml.json:1: not JSON: .*\n  record the host again", capsys.readouterr().err)
 
 
 # ---- status, refresh

@@ -208,6 +208,15 @@ def test_a_worker_that_the_kernel_refuses_fails_every_section_and_the_next_one_i
     assert not collect(["os"], host).failed
 
 
+def test_a_recording_that_is_damaged_fails_every_section_by_name(host: Path) -> None:
+    (host / "nvml.json").write_text('{"devices": [')
+    collected = collect(ALL, host)
+    assert [f.name for f in collected.failed] == sorted(ALL)
+    assert {(f.reason, f.message.splitlines()[0]) for f in collected.failed} == {
+        ("UserError", f"{host}/nvml.json:1: not JSON: Expecting value")
+    }
+
+
 def test_a_bug_with_a_huge_text_is_cut(host: Path, plugin: Path) -> None:
     plugin.write_text(BREAK.format(section="cpu", code="raise ValueError('z' * 1_000_000)"))
     collected = collect(ALL, host)
