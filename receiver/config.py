@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from receiver.errors import ReceiverError
+from receiver.values import STATUS_HANDLERS
 
 DEFAULT_FILE = Path("/etc/better-compute/receiver.toml")
 FILE_VARIABLE = "BC_CONFIG"
@@ -69,6 +70,13 @@ def _word(text: str) -> str:
     return text
 
 
+def _handlers(text: str) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in text.split(",") if word.strip())
+    if set(words) - set(STATUS_HANDLERS):
+        raise ValueError(f"a list of {', '.join(STATUS_HANDLERS)}")
+    return words
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A type of setting: its value from text (raises ValueError with what was expected), and the TOML types it may have."""
@@ -86,6 +94,7 @@ DURATION = Kind(_duration, (str, int, float))
 COUNT = Kind(_count, (int,))
 FLAG = Kind(_truth, (bool,))
 FORMAT = Kind(_format)
+HANDLERS = Kind(_handlers, (list,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +123,8 @@ class Setting:
 
     def read(self, value: Any, where: str) -> Any:
         """The value from what a file, a variable or a flag has. Raises ReceiverError that names `where`."""
-        text = str(value).lower() if isinstance(value, bool) else str(value)
+        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        text = text.lower() if isinstance(value, bool) else text
         try:
             return self.kind.parse(text)
         except ValueError as error:
@@ -141,6 +151,9 @@ class Config:
     insecure: bool = _row("insecure", FLAG, "false", "Allow listening beyond this machine, although nothing is encrypted.")
     tenant: str = _row("tenant", WORD, "default", "The tenant that unknown nodes are created in.")
     status_interval: float = _row("status.interval", DURATION, "30s", "How often nodes report their status.")
+    status_handlers: tuple[str, ...] = _row(
+        "status.handlers", HANDLERS, ",".join(STATUS_HANDLERS), "What status reports are judged for; the rest of them is ignored."
+    )
     metrics_listen: str = _row(
         "metrics.listen", OPTIONAL_TARGET, "127.0.0.1:7702", "Where Prometheus asks: HOST:PORT. Empty: nowhere."
     )

@@ -109,7 +109,7 @@ class Receiver:
         self.reading = ThreadPoolExecutor(size, "read")
         self.registry = Registry(time.monotonic, random.random)
         name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        self.jobs = Jobs(self.pool, self.threads, self.registry, config.tenant, name)
+        self.jobs = Jobs(self.pool, self.threads, self.registry, config.tenant, name, config.status_handlers)
         self.woken = asyncio.Condition()
         self.api = Api(self.engine, self.reading, self.woken)
         self.url = url

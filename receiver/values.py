@@ -25,6 +25,7 @@ COMMAND_RESULTS = ("succeeded", "failed", "refused", "expired")
 COMMAND_STATES = ("queued", "sent", *COMMAND_RESULTS, "cancelled")
 LABEL_SOURCES = ("inventory", "system", "operator")
 HEALTH_SOURCES = ("xid", "inventory")
+STATUS_HANDLERS = ("conditions", "xid", "pressure")  # what becomes of status reports: setting status.handlers
 
 SECTION_BYTES = 8 << 20
 SECTIONS_PER_OFFER = 16
@@ -171,6 +172,16 @@ class Fault:
         'SXid12028'
         """
         return ("Xid" if self.kind == "xid" else "SXid") + str(self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """A node's load in percent: `some avg10` of the kernel's pressure files, and the share of CPU time stolen."""
+
+    cpu: float
+    memory: float
+    io: float
+    steal: float
 
 
 @dataclass(frozen=True, slots=True)

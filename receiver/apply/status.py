@@ -1,6 +1,6 @@
 """Status reports (SPEC A3, B3): load, plan, write. One that changes nothing writes and locks nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from receiver import ids
@@ -11,22 +11,29 @@ from receiver.planning.missing import plan_missing
 from receiver.store import status as store
 from receiver.store.database import Connection
 from receiver.store.nodes import lock_node
-from receiver.values import Status
+from receiver.values import STATUS_HANDLERS, Status
 
 
-def record_status(tx: Connection, node_id: str, epoch: int, status: Status, mint: ids.Mint = ids.mint) -> bool:
+def record_status(
+    tx: Connection,
+    node_id: str,
+    epoch: int,
+    status: Status,
+    handlers: Collection[str] = STATUS_HANDLERS,
+    mint: ids.Mint = ids.mint,
+) -> bool:
     """Records a report of the session with this epoch. False: another session has the node, nothing was recorded.
 
     Sections that the report says are missing are kept with their error and the last snapshot that has them; those that it
-    does not name any more are there again. Conditions are what the report says; faults are counted (SPEC B3, B4). Raises
-    LookupError for a node that does not exist.
+    does not name any more are there again. Conditions are what the report says; faults are counted (SPEC B3, B4). `handlers`:
+    those of STATUS_HANDLERS that are in force. Raises LookupError for a node that does not exist.
     """
     stored = store.load(tx, node_id)
-    if stored.epoch == epoch and (_steps(stored, status) or _differs(stored, status)):
+    if stored.epoch == epoch and (_steps(stored, status, handlers) or _differs(stored, status)):
         lock_node(tx, node_id)
         stored = store.load(tx, node_id)
         if stored.epoch == epoch:
-            store.write(tx, node_id, status, _steps(stored, status), mint)
+            store.write(tx, node_id, status, _steps(stored, status, handlers), mint)
     return stored.epoch == epoch
 
 
@@ -38,13 +45,13 @@ def touch(tx: Connection, sessions: Sequence[tuple[str, int]]) -> dict[str, int]
     return store.touch(tx, sessions) if sessions else {}
 
 
-def _steps(stored: store.Stored, status: Status) -> list[object]:
+def _steps(stored: store.Stored, status: Status, handlers: Collection[str]) -> list[object]:
     absent = {one.name: (one.error, "report") for one in status.missing}
-    steps: list[object] = [
-        *plan_missing(stored.current.missing or {}, absent, last_good(stored.current), frozenset(("report",))),  # type: ignore[arg-type]
-        *plan_conditions(stored.conditions, status.conditions, stored.advisory),
-    ]
-    if not stored.advisory:  # a tenant's XIDs are nothing (SPEC B2, Trust)
+    rows = stored.current.missing or {}
+    steps: list[object] = [*plan_missing(rows, absent, last_good(stored.current), frozenset(("report",)))]  # type: ignore[arg-type]
+    if "conditions" in handlers:
+        steps += plan_conditions(stored.conditions, status.conditions, stored.advisory)
+    if "xid" in handlers and not stored.advisory:  # a tenant's XIDs are nothing (SPEC B2, Trust)
         steps += plan_faults(stored.faults, status.faults)
     return steps
 

@@ -115,7 +115,14 @@ def _report(report: pb.StatusReport) -> m.Report:
         faults=found.faults,
     )
     sent_at = _time(report.sent_at, "StatusReport.sent_at") if report.HasField("sent_at") else None
-    return m.Report(report.seq, sent_at, status, found.bad)
+    pressure = _pressure(report.pressure) if report.HasField("pressure") else None
+    return m.Report(report.seq, sent_at, status, found.bad, pressure)
+
+
+def _pressure(sample: pb.Pressure) -> values.Pressure | None:
+    """A sample, unless some of it is no share of anything."""
+    found = values.Pressure(sample.cpu, sample.memory, sample.io, sample.steal)
+    return found if all(0 <= share <= 100 for share in (found.cpu, found.memory, found.io, found.steal)) else None
 
 
 def _condition(one: pb.Condition) -> values.Condition:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from receiver.gateway import machine as act
 from receiver.gateway import messages as m
 from receiver.gateway.registry import Registry, Stream, superseded
 from receiver.store.database import Connection, Pool
-from receiver.values import HelloFacts
+from receiver.values import STATUS_HANDLERS, HelloFacts
 
 LOG = logging.getLogger("receiver.gateway")
 T = TypeVar("T")
@@ -29,14 +29,23 @@ Input = Any  # a job or what it needs
 
 
 class Jobs:
-    """The one way from a stream to the database. `tenant`: of nodes that are not known yet."""
+    """The one way from a stream to the database. `tenant`: of nodes that are not known yet; `handlers`: of status reports."""
 
-    def __init__(self, pool: Pool, threads: Executor, registry: Registry, tenant: str, receiver_id: str) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        threads: Executor,
+        registry: Registry,
+        tenant: str,
+        receiver_id: str,
+        handlers: Collection[str] = STATUS_HANDLERS,
+    ) -> None:
         self.pool = pool
         self.threads = threads
         self.registry = registry
         self.tenant = tenant
         self.receiver_id = receiver_id
+        self.handlers = handlers
         self.away = False  # there was no connection the last time
         self.failures, self.warned = 0, -WARN_EVERY
 
@@ -106,7 +115,11 @@ class Jobs:
         if not stream.is_news(job.status):
             return
         plan_rev = stream.plan_rev
-        if await self.transaction(lambda tx: status.record_status(tx, stream.node_id, stream.epoch, job.status)):
+
+        def record(tx: Connection) -> bool:
+            return status.record_status(tx, stream.node_id, stream.epoch, job.status, self.handlers)
+
+        if await self.transaction(record):
             stream.judged = (job.status, plan_rev)
         else:
             stream.tell(superseded(None))

@@ -17,7 +17,7 @@ from receiver.gateway import limits
 from receiver.gateway import messages as m
 from receiver.gateway.limits import Bucket, Limit, NodeLimits
 from receiver.planning.offer import check_offer
-from receiver.values import Command, CommandResult, InventoryOutcome, Offer, SessionStart, Status
+from receiver.values import Command, CommandResult, InventoryOutcome, Offer, Pressure, SessionStart, Status
 
 PROTOCOL_MAJOR = 0
 RETRY = 15.0  # seconds until bcd should try again when the database did not answer, at least
@@ -53,9 +53,13 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Record what a report says, if it differs from the one judged last. No answer."""
+    """Record what a report says, if it differs from the one judged last. No answer.
+
+    `pressure` is telemetry: it is never written, and another sample does not make a report another one.
+    """
 
     status: Status
+    pressure: Pressure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +276,7 @@ def _report(machine: Machine, report: m.Report, now: float) -> Actions:
     if machine.upload is not None and now - machine.upload.at > UPLOAD_LIMIT:
         machine.upload = None  # bcd has given it up
     ask = reported and machine.upload is None and not same_digest(reported, machine.applied)
-    return (Judge(report.status), *((m.Request(offer=True),) if ask else ()))
+    return (Judge(report.status, report.pressure), *((m.Request(offer=True),) if ask else ()))
 
 
 # ---- rules: inventory

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from receiver.values import Command, CommandResult, Driver, Offer, Status
+from receiver.values import Command, CommandResult, Driver, Offer, Pressure, Status
 
 EndReason = Literal["superseded", "revoked", "draining", "overloaded", "protocol-unsupported", "bad-message"]
 
@@ -31,12 +31,16 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A status report: `status` is what it says, without its number and time; `bad` are types of conditions it may not set."""
+    """A status report: `status` is what it says, without its number, its time and what moves with every report.
+
+    `bad`: types of conditions that it may not set.
+    """
 
     seq: int
     sent_at: datetime | None
     status: Status
     bad: tuple[str, ...] = ()
+    pressure: Pressure | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import pytest
 
 from receiver.config import SETTINGS, Config, check_listeners, load
 from receiver.errors import ReceiverError
+from receiver.values import STATUS_HANDLERS
 
 
 def written(directory: Path, text: str) -> Path:
@@ -39,6 +40,8 @@ def test_the_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
         ("[status]\ninterval = 0", 2, "'0' is not a duration above zero"),
         ('[log]\nformat = "xml"', 2, "'xml' is not text or json"),
         ('tenant = ""', 1, "'' is not a word"),
+        ('[status]\nhandlers = ["xid", "xids"]', 2, "'xid,xids' is not a list of conditions, xid, pressure"),
+        ('[status]\nhandlers = "xid"', 2, "status.handlers is a str, expected list"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named_with_its_line(tmp_path: Path, text: str, line: int, words: str) -> None:
@@ -47,6 +50,14 @@ def test_what_is_wrong_in_a_file_is_named_with_its_line(tmp_path: Path, text: st
         load(file, {}, {})
     assert f"{file}:{line}" in str(error.value)
     assert words in str(error.value)
+
+
+def test_a_list_is_a_list_in_the_file_and_words_elsewhere(tmp_path: Path) -> None:
+    file = written(tmp_path, '[status]\nhandlers = ["xid", "conditions"]\n')
+    assert load(file, {}, {}).status_handlers == ("xid", "conditions")
+    assert load(file, {"BC_STATUS_HANDLERS": "conditions, pressure"}, {}).status_handlers == ("conditions", "pressure")
+    assert load(file, {}, {"status_handlers": ""}).status_handlers == ()
+    assert Config().status_handlers == STATUS_HANDLERS
 
 
 @pytest.mark.parametrize("content", [b"tenant = ", b"\xff\xfe", b"[a\n"])

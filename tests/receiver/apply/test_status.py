@@ -177,6 +177,27 @@ def test_since_of_a_condition_moves_with_its_status_only(tx: Connection) -> None
     assert tx.execute("SELECT since = now() FROM conditions").fetchone() == (True,)
 
 
+class Counting(psycopg.Connection[Any]):
+    """Counts the statements that are run."""
+
+    statements = 0
+
+    def execute(self, *arguments: Any, **options: Any) -> psycopg.Cursor[Any]:
+        Counting.statements += 1
+        return super().execute(*arguments, **options)
+
+
+@pytest.mark.parametrize(("status", "statements"), [(STATUS, 1), (replace(STATUS, conditions=(DOWN,), faults=(XID,)), 4)])
+def test_a_report_is_one_statement_and_what_it_changes_is_written_in_one(database: str, status: Status, statements: int) -> None:
+    """Those of a change: load, lock, load again, write."""
+    with Counting.connect(database) as tx:
+        epoch = join(tx)
+        record_status(tx, NODE, epoch, STATUS)
+        before = Counting.statements
+        record_status(tx, NODE, epoch, status)
+        assert Counting.statements - before == statements
+
+
 def test_conditions_of_other_writers_are_not_touched(tx: Connection) -> None:
     epoch = join(tx)
     tx.execute(

@@ -84,6 +84,17 @@ def test_a_command_is_written_whole() -> None:
     assert encode(m.Ack("cmd_1"), NOW).command_ack.id == "cmd_1"
 
 
+def test_pressure_is_read_and_a_sample_that_is_none_is_dropped() -> None:
+    sample = {"cpu": 1.5, "memory": 0.0, "io": 100.0, "steal": 0.25}
+    report = decoded(status_report=pb.StatusReport(pressure=pb.Pressure(**sample)))
+    assert isinstance(report, m.Report)
+    assert report.pressure == values.Pressure(1.5, 0.0, 100.0, 0.25)
+    for bad in (float("nan"), float("inf"), -0.1, 100.1):
+        report = decoded(status_report=pb.StatusReport(pressure=pb.Pressure(**{**sample, "io": bad})))
+        assert isinstance(report, m.Report)
+        assert report.pressure is None
+
+
 def test_conditions_faults_and_what_is_neither_are_told_apart() -> None:
     true, unknown = pb.CONDITION_STATUS_TRUE, pb.CONDITION_STATUS_UNKNOWN
     report = pb.StatusReport(

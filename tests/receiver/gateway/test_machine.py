@@ -28,7 +28,7 @@ from receiver.gateway.machine import (
     Stored,
     Wanted,
 )
-from receiver.values import Command, CommandResult, InventoryOutcome, Offer, SectionRef, SessionStart, Status
+from receiver.values import Command, CommandResult, InventoryOutcome, Offer, Pressure, SectionRef, SessionStart, Status
 
 NODE = "node_01hf7yat000000000000000000"
 HELLO = m.Hello("0.3", "0.1.0", "boot", "instance")
@@ -317,3 +317,8 @@ def test_conditions_that_reports_may_not_set_are_counted_with_every_report() -> 
     stream.on(m.Report(1, None, Status("")))
     stream.on(m.Report(2, None, Status(""), ("AcceptanceFailed",)))
     assert found == [("AcceptanceFailed",)]
+
+
+def test_pressure_is_handed_to_the_judge_beside_what_is_recorded() -> None:
+    sample = Pressure(1.0, 2.0, 3.0, 4.0)
+    assert Stream().on(m.Report(1, None, Status(""), pressure=sample)) == (Judge(Status(""), sample),)

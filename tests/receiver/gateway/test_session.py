@@ -306,6 +306,7 @@ async def test_a_report_repeated_with_conditions_and_xids_is_no_statement(served
     await daemon.connect()
     daemon.set_condition("NvmlUnavailable", reason="Hang")
     daemon.xid(79, "GPU-1", "00000000:18:00.0")
+    daemon.set_pressure(cpu=1.0)
     await daemon.report()
     stream = served.receiver.registry.current[daemon.node_id]
     await until("the first report", lambda: stream.judged)
@@ -313,9 +314,24 @@ async def test_a_report_repeated_with_conditions_and_xids_is_no_statement(served
     with patch.object(served.receiver.jobs, "transaction", side_effect=AssertionError("a statement")):
         seen = served.receiver.registry.seen
         seen.clear()
+        daemon.set_pressure(cpu=99.0)  # telemetry is not written
         await daemon.report()
         await until("the second", lambda: daemon.node_id in seen)
         seen.clear()
+
+
+def test_a_handler_that_is_not_in_force_records_nothing(database: str) -> None:
+    async def main() -> None:
+        async with serving(database, status_handlers=("xid",)) as served:
+            daemon = served.daemon()
+            await daemon.connect()
+            daemon.set_condition("NvmlUnavailable")
+            daemon.xid(79, "GPU-1", "b")
+            await daemon.report()
+            await until("the XID", lambda: served.rows("SELECT code FROM node_faults") == [("Xid79",)])
+            assert served.rows("SELECT type FROM conditions") == []
+
+    asyncio.run(main())
 
 
 @live
