@@ -4,7 +4,7 @@ A section that is missing on either side, or has an error, yields no changes: an
 fields: what one side does not say is not compared. Rules run in the order of RULES, which is the order of their answers.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import cast
 
 from bettercompute.agent.v1 import inventory_pb2 as pb
@@ -43,11 +43,9 @@ def gpus_missing(before: pb.GpusSection, after: pb.GpusSection) -> Iterator[Chan
 
     A GPU whose PCI function is still there is not missing: it is lost or assigned, and bcd says which when it knows.
     """
-    there, taken = _by_uuid(after), {gpu.bus_id for gpu in after.gpus if gpu.HasField("bus_id")}
-    on_pci = {function.bus_id for function in after.pci_functions}
-    for uuid, gpu in sorted(_by_uuid(before).items()):
-        if uuid not in there and (gpu.bus_id not in on_pci or gpu.bus_id in taken):
-            yield Change("gpu.missing", before=_gpu(gpu), device_id=uuid)
+    for gpu, on_pci in _not_listed_any_more(before, after):
+        if not on_pci:
+            yield Change("gpu.missing", before=_gpu(gpu), device_id=gpu.uuid)
 
 
 def gpus_added(before: pb.GpusSection, after: pb.GpusSection) -> Iterator[Change]:
@@ -89,12 +87,41 @@ def drivers(before: pb.GpusSection, after: pb.GpusSection) -> Iterator[Change]:
         yield Change("driver.changed", before=was, after=now)
 
 
+def unlisted(before: pb.GpusSection, after: pb.GpusSection) -> tuple[Payload, ...]:
+    """GPUs that are in no list any more although PCI still shows them, and bcd did not say `lost`: it did not know them.
+
+    They are to be remembered beside `after`: one that returns was not added, one that leaves PCI too is missing after all.
+    """
+    return tuple({"uuid": gpu.uuid, **_gpu(gpu)} for gpu, on_pci in _not_listed_any_more(before, after) if on_pci)
+
+
+def remembering(section: pb.GpusSection, gpus: Iterable[Payload]) -> pb.GpusSection:
+    """The section, with GPUs that `unlisted` gave in its list."""
+    known = (
+        pb.Gpu(uuid=g["uuid"], bus_id=g.get("busId"), name=g.get("name"), serial=g.get("serial"), index=g.get("index"))
+        for g in gpus
+    )
+    whole = pb.GpusSection()
+    whole.CopyFrom(section)
+    whole.gpus.extend(known)
+    return whole
+
+
 # Section and rule. Each rule takes that section's message twice.
 RULES: tuple[tuple[str, Callable[[Message, Message], Iterator[Change]]], ...] = cast(
     tuple[tuple[str, Callable[[Message, Message], Iterator[Change]]], ...],
     (("gpus", gpus_missing), ("gpus", gpus_added), ("gpus", mig_layouts), ("disks", disks_replaced), ("gpus", drivers)),
 )
 COMPARED = frozenset(section for section, _ in RULES)
+
+
+def _not_listed_any_more(before: pb.GpusSection, after: pb.GpusSection) -> Iterator[tuple[pb.Gpu, bool]]:
+    """Each with whether PCI still shows it: its function is there, and no other GPU is listed in its place."""
+    there, taken = _by_uuid(after), {gpu.bus_id for gpu in after.gpus if gpu.HasField("bus_id")}
+    free = {function.bus_id for function in after.pci_functions} - taken
+    for uuid, gpu in sorted(_by_uuid(before).items()):
+        if uuid not in there:
+            yield gpu, gpu.bus_id in free
 
 
 def _by_uuid(section: pb.GpusSection) -> dict[str, pb.Gpu]:

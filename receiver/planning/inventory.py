@@ -5,23 +5,29 @@ Three snapshots of a node matter: the *applied* one (the platform's view), the *
 away meanwhile. Planning the same offer again plans nothing.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
+from bettercompute.agent.v1 import inventory_pb2 as pb
 from bettercompute.contract.sections import ADVISORY
 
 from receiver.events import event
-from receiver.planning.diff import Sections, diff, failed, failure
+from receiver.planning.diff import Sections, diff, failed, failure, remembering, unlisted
 from receiver.planning.missing import ClearMissing, MissingRow, SetMissing, Source, plan_missing
-from receiver.values import Change, Event, Offer, OutcomeStatus
+from receiver.values import Change, Event, Offer, OutcomeStatus, Payload
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A section's last good one that was applied: its hash, and the first snapshot that had it."""
+    """A section's last good one that was applied: its hash, and the first snapshot that had it.
+
+    `unlisted`: GPUs of earlier ones that it does not list although nothing says that they are gone (planning.diff.unlisted).
+    """
 
     hash: str
     snapshot_id: str
+    unlisted: Sequence[Payload] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,7 @@ class SetBaseline:
     name: str
     hash: str
     reason: str
+    unlisted: Sequence[Payload] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +104,13 @@ def plan_inventory(current: Current, offer: Offer, before: Sections, after: Sect
     changed = changed_sections(offer.hashes, current.applied_sections)
     if not changed:
         return InventoryPlan("unchanged", current.applied_id, (*missing, *_found_unchanged(current, offer.digest)))
+    before = _with_unlisted(current, before)
     steps: list[Step] = [
         AppendSnapshot(
             snapshot_id, False, "the first inventory" if current.applied_id is None else f"{', '.join(changed)} differ"
         ),
         SetApplied(offer.digest, snapshot_id, "it is applied"),
-        *_baselines(current, offer, after),
+        *_baselines(current, offer, before, after),
         *missing,
         *_events(current, offer, changed, diff(before, after), snapshot_id),
     ]
@@ -120,13 +128,22 @@ def _found_unchanged(current: Current, digest: str) -> Iterator[Step]:
         yield SetApplied(digest, None, "every section that is there is the applied one")
 
 
-def _baselines(current: Current, offer: Offer, after: Sections) -> Iterator[Step]:
+def _with_unlisted(current: Current, before: Sections) -> Sections:
+    gpus = (current.baselines or {}).get("gpus")
+    if gpus is None or not gpus.unlisted or "gpus" not in before:
+        return before
+    return {**before, "gpus": remembering(cast(pb.GpusSection, before["gpus"]), gpus.unlisted)}
+
+
+def _baselines(current: Current, offer: Offer, before: Sections, after: Sections) -> Iterator[Step]:
     known = current.baselines or {}
     for name, value in sorted(offer.hashes.items()):
         if name in known and known[name].hash == value:
             continue
         if not (name in after and failed(after[name])):
-            yield SetBaseline(name, value, "the first" if name not in known else "it is another")
+            both = name == "gpus" and name in before and name in after
+            kept = unlisted(cast(pb.GpusSection, before[name]), cast(pb.GpusSection, after[name])) if both else ()
+            yield SetBaseline(name, value, "the first" if name not in known else "it is another", kept)
 
 
 def _missing(current: Current, offer: Offer, after: Sections) -> Iterator[Step]:

@@ -192,7 +192,11 @@ def _document(offer: Offer, bodies: Mapping[str, bytes], plan: InventoryPlan, mi
             "snapshot": applied.snapshot_id if applied else None,
             "latest": appended[0].id if appended else None,
         },
-        "baselines": {step.name: [step.hash, plan.snapshot_id] for step in steps if isinstance(step, SetBaseline)},
+        "baselines": {
+            step.name: [step.hash, plan.snapshot_id, *([list(step.unlisted)] if step.unlisted else [])]
+            for step in steps
+            if isinstance(step, SetBaseline)
+        },
         "events": [
             {"id": mint("evt"), "type": step.event.type, "payload": step.event.payload}
             for step in steps

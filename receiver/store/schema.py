@@ -72,7 +72,8 @@ nodes = Table(
     c.text("applied_digest", nullable=True),
     c.text("applied_snapshot_id", nullable=True),  # no foreign key: prune_snapshots() keeps it, nothing else deletes
     c.text("latest_snapshot_id", nullable=True),
-    # {name: [hash, snapshot id]}: the last good one of each section that was applied, and the first snapshot that had it
+    # {name: [hash, snapshot id, GPUs not listed in it]}: the last good one of each section that was applied, and the first
+    # snapshot that had it; `gpus` with those that it does not list although nothing says that they are gone
     c.json("section_baselines", "{}"),
     c.json("plan_key"),
     c.number("plan_rev", 0),  # raised by every writer but the node's own reports: the gateway's cached verdicts end
