@@ -76,6 +76,7 @@ def test_files_and_functions_stay_small() -> None:
 def test_broad_excepts_stand_only_in_a_tables_one_runner() -> None:
     """Each of them is named here with its reason."""
     allowed: dict[str, int] = {
+        "agent/commands/runner.py": 1,  # our bug in one command must not end the daemon: it is that command's answer, and logged
         "agent/collectors/worker.py": 1,  # our bug in one collector must not take the other seven along
     }
     found: dict[str, int] = {}

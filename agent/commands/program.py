@@ -1,0 +1,81 @@
+"""DOOR: programs that commands run. Always with a time limit: one that does not end is killed, with all that it started."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent.collection import NOT_INHERITED
+from agent.commands.order import Failed
+
+KILL_WAIT = 2.0  # seconds that a program has to be gone after SIGKILL
+MAX_OUTPUT = 8 << 20  # bytes
+_PLACES = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How a program ended: its exit code (negative: the signal), and what it wrote."""
+
+    code: int
+    out: bytes
+    err: bytes
+
+    @property
+    def said(self) -> str:
+        """The end of what it wrote, for a person."""
+        text = (self.err + b"\n" + self.out).decode(errors="replace").strip()
+        return text[-1000:]
+
+
+def find(name: str, recorded: bool) -> str:
+    """The path of a program. A recorded host has none, unless one is named by its path. Raises Failed (NotInstalled)."""
+    if recorded and "/" not in name:
+        raise Failed("NotInstalled", f"{name}: a recorded host runs no programs; a path in the setting tools.* stands for one")
+    path = shutil.which(name, path=_PLACES)
+    if path is None:
+        raise Failed("NotInstalled", f"{name} is not installed (looked in {_PLACES}), or may not be executed")
+    return path
+
+
+async def run(argv: Sequence[str], limit: float) -> Ran:
+    """Runs a program for at most `limit` seconds. Raises Failed (NotInstalled, TimedOut)."""
+    environ = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED} | {"LC_ALL": "C"}
+    pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *argv, stdin=null, stdout=pipe, stderr=pipe, env=environ, start_new_session=True, limit=MAX_OUTPUT
+        )
+    except OSError as error:
+        raise Failed("NotInstalled", f"cannot start {argv[0]}: {error.strerror}") from error
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(limit):
+            out, err = await asyncio.gather(_read(process.stdout), _read(process.stderr))
+            return Ran(await process.wait(), out, err)
+    except TimeoutError:
+        raise Failed("TimedOut", f"{' '.join(argv)} did not end within {limit:g} s and was killed") from None
+    finally:
+        await _end(process)
+
+
+async def _read(stream: asyncio.StreamReader) -> bytes:
+    """All of a stream, the first MAX_OUTPUT bytes of it kept."""
+    kept = bytearray()
+    while chunk := await stream.read(1 << 16):
+        kept += chunk[: MAX_OUTPUT - len(kept)]
+    return bytes(kept)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Kills what is left. One in uninterruptible sleep is left behind: it must not hold the daemon."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode is None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), KILL_WAIT)
+    process._transport.close()  # type: ignore[attr-defined]  # else a child that nobody can end keeps its pipes
