@@ -16,7 +16,6 @@ from receiver.gateway.registry import Registry, Stream, superseded
 from receiver.store.database import Connection, Pool
 from receiver.values import STATUS_HANDLERS, HelloFacts
 
-LOG = logging.getLogger("receiver.gateway")
 T = TypeVar("T")
 # The database is away, or cannot do it now: restarted, full, read-only (an InternalError), a lock that does not come.
 NO_ANSWER = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError)
@@ -159,8 +158,8 @@ class Jobs:
         nodes = list(self.registry.current)
         try:
             self.registry.outstanding(await self.transaction(lambda tx: command.outstanding(tx, nodes)))
-        except NO_ANSWER as error:
-            LOG.warning("commands not looked for", extra={"reason": _line(error)})
+        except NO_ANSWER:  # it is looked for again in a few seconds
+            return
 
     def session_began(self, payload: str) -> None:
         """A notification of apply.session.CHANNEL: `<nodeId> <epoch>`, of whichever receiver."""

@@ -16,7 +16,7 @@ from receiver.gateway import codec as gateway_codec
 from receiver.gateway import machine as gateway
 from receiver.gateway import messages as gm
 from receiver.gateway.limits import Limit, NodeLimits
-from receiver.values import InventoryOutcome, SessionStart
+from receiver.values import Command, CommandResult, InventoryOutcome, SessionStart
 
 
 def inventory(**sections: bytes) -> said.InventoryOffer:
@@ -35,6 +35,9 @@ class Store:
     judged: list[Any] = field(default_factory=list)
     refuse: str = ""  # the section to refuse
     applies: int = 0
+    commands: list[Command] = field(default_factory=list)  # without a result
+    results: list[CommandResult] = field(default_factory=list)
+    broken: bool = False  # results cannot be stored
 
     def do(self, job: gateway.Job) -> object | None:
         """A job's event, as receiver/gateway/jobs.py gives it."""
@@ -54,6 +57,14 @@ class Store:
                 status = "unchanged" if self.applied == offer.digest else "applied"
                 self.applied, self.applies = offer.digest, self.applies + 1
                 return gateway.Ended(InventoryOutcome(status, offer.digest, "inv_x"))  # type: ignore[arg-type]
+            case gateway.FindCommands():
+                return gateway.Due(tuple(self.commands))
+            case gateway.Store(result):
+                if self.broken:
+                    return gateway.Failed(job, "the database does not answer", ours=True)
+                self.results.append(result)
+                self.commands = [one for one in self.commands if one.id != result.id]
+                return gateway.Stored(result.id)
         return None
 
 
@@ -90,6 +101,17 @@ class Wire:
         self.agent(agent.StatusChanged(status))
         self.run()
 
+    def queued(self, command: Command) -> None:
+        """A command is queued at the receiver."""
+        self.store.commands.append(command)
+        self._follow(self.gate.on(gateway.Queued(), self.now))
+        self.run()
+
+    def done(self, result: said.CommandResult) -> None:
+        """bcd has done a command."""
+        self.agent(agent.CommandDone(result))
+        self.run()
+
     def later(self, seconds: float) -> None:
         """Time passes, and bcd's timer with it."""
         self.now += seconds
@@ -100,7 +122,7 @@ class Wire:
         """One event for bcd's machine; its messages go on the wire."""
         self.state, out = agent.step(self.state, event, self.now)
         for one in out:
-            if isinstance(one, said.Hello | said.StatusReport | said.InventoryOffer | said.Bodies):
+            if isinstance(one, said.ToGateway):
                 self.up.extend(message.SerializeToString() for message in agent_codec.encode(one, self.now))
             else:
                 self.notes.append(one)
@@ -128,7 +150,7 @@ class Wire:
         due = deque(actions)
         while due:
             action = due.popleft()
-            if isinstance(action, gm.Welcome | gm.End | gm.Request | gm.Result):
+            if isinstance(action, gm.ToNode):
                 self.log.append(f"-> {type(action).__name__}{' ' + action.status if isinstance(action, gm.Result) else ''}")
                 self.down.append(gateway_codec.encode(action, gateway_codec.EPOCH).SerializeToString())
             elif (event := self.store.do(action)) is not None:
