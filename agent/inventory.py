@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from agent.errors import Unreadable
 from agent.host import Host, write_atomic
 from agent.known_gpus import Known, Remembered
-from agent.sections import Collected, Failed, Section
+from agent.sections import Collected, Failed, Section, nvml_error
 from agent.triggers import Fingerprint
 
 FORMAT = 1
@@ -45,6 +45,12 @@ class Inventory:
     def digest(self) -> str:
         """The digest over the sections present."""
         return digest((s.name, s.hash) for s in self.sections)
+
+    @property
+    def lacking(self) -> list[str]:
+        """The sections that are missing, and gpus where it counts as missing because NVML did not answer (A1)."""
+        errored = [s.name for s in self.sections if s.name == "gpus" and nvml_error(pb.GpusSection.FromString(s.data))]
+        return [f.name for f in self.failed] + errored
 
 
 def merge(before: Inventory | None, collected: Collected, now: Inventory) -> Inventory:

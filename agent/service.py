@@ -84,7 +84,7 @@ class Daemon:
         self._report()
         with self._signals():
             async with local.serve(self._config.socket_path, methods), asyncio.TaskGroup() as group:
-                jobs = (self._watch.run, self._collect, self._watchdog, self._link.run, self._rescan, self._images)
+                jobs = (self._watch.run, self._collect, self._watchdog, self._link.run, self._rescan, self._images, self._retry)
                 tasks = [group.create_task(job()) for job in jobs]
                 _log.info("bcd %s runs as %s, boot %s", VERSION, self._node_id, self._boot_id)
                 self._notifier.ready()
@@ -105,8 +105,7 @@ class Daemon:
     def _first_trigger(self, stored: inventory.Inventory | None) -> None:
         prints = (stored.boot_id, stored.fingerprint) if stored else None
         now = inventory.fingerprint(self._host(), VERSION)
-        missing = [f.name for f in stored.failed] if stored else []
-        if reason := triggers.at_start(prints, self._boot_id, now, missing):
+        if reason := triggers.at_start(prints, self._boot_id, now, stored.lacking if stored else ()):
             self._want(reason)
 
     async def _collect(self) -> None:
@@ -138,7 +137,8 @@ class Daemon:
         uptime = self._uptime(host)
         collected = settling.judge(self._learnt(collected, boot_id), uptime, self._config.settle)
         now = inventory.Inventory(boot_id, work.reason, time.time(), prints, (), (), {})
-        self._changed(inventory.merge(self._inventory, collected, now))
+        self._changed(new := inventory.merge(self._inventory, collected, now))
+        await asyncio.to_thread(self._store.save, new, dict(self._known))  # a slow disk holds up no report
         for failed in collected.failed:
             _log.warning("section %s is missing: %s: %s", failed.name, failed.reason, failed.message)
         if (delay := settling.retry_delay(collected, uptime, self._config.settle)) is not None:
@@ -151,7 +151,7 @@ class Daemon:
         return collected
 
     def _changed(self, new: inventory.Inventory) -> None:
-        """The inventory of now is another: the receiver hears of it first, the disk then."""
+        """The inventory of now is another: the receiver hears of it at once, and the disk then."""
         self._inventory = new
         self._link.feed(machine.InventoryChanged(status.offer(new)))
         self._watch.learn(self._known, new.boot_id)
@@ -161,7 +161,6 @@ class Daemon:
             self._link.reconnect()
         else:
             self._link.feed(machine.HelloChanged(self._hello()))
-        self._store.save(new, self._known)
         _log.info("collected (%s): digest %s, %d of 8 sections", new.trigger, new.digest[:12], len(new.sections))
 
     async def _rescan(self) -> None:
@@ -169,6 +168,14 @@ class Daemon:
 
     async def _images(self) -> None:
         await self._every("images", lambda: triggers.IMAGES_INTERVAL if self._config.cri_socket else 0.0)
+
+    async def _retry(self) -> None:
+        """Tries what is missing again; settling has its own pace."""
+        while True:
+            await asyncio.sleep(triggers.RETRY)
+            settled = self._inventory and not any(f.reason == settling.REASON for f in self._inventory.failed)
+            for name in self._inventory.lacking if self._inventory and settled else ():
+                self._want(f"retry-{name}")
 
     async def _every(self, reason: str, delay: Callable[[], float]) -> None:
         """A trigger each `delay()` seconds, 0 is never; asked again when the settings change."""

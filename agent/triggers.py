@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 ALL = frozenset(SECTIONS)
 IMAGES_INTERVAL = 600.0  # seconds, where a CRI socket is configured (A1)
 RESCAN_JITTER = 0.1
+RETRY = 300.0  # seconds between two tries of what is missing: the next rescan may be half a day away
 
 # Reason -> the sections that it concerns.
 REASONS: dict[str, frozenset[str]] = {
@@ -33,6 +34,7 @@ REASONS: dict[str, frozenset[str]] = {
     "xid": frozenset({"gpus"}),  # the kernel log told of a fault
     "probe": frozenset({"gpus"}),  # the health probe saw something else than the last collection (A6)
     "overrun": ALL,  # events were lost
+    **{f"retry-{name}": frozenset({name}) for name in SECTIONS},  # it is missing
     **{f"event-{name}": frozenset({name}) for name in ("disks", "gpus", "memory", "nics", "os")},
 }
 

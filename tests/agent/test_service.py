@@ -18,10 +18,11 @@ from bettercompute.agent.v1 import inventory_pb2 as pb
 from bettercompute.agent.v1 import session_pb2 as wire
 from bettercompute.contract.sections import SECTIONS, encode
 
-from agent import doors, local, settling
+from agent import doors, local, settling, triggers
 from agent.collectors import Options
 from agent.config import Config
 from agent.errors import UserError
+from agent.inventory import Store
 from agent.sections import Collected, Failed, Section
 from agent.service import Daemon
 from agent.systemd import Notifier
@@ -321,6 +322,48 @@ def test_a_hang_after_settling_is_one_missing_section(bench: Bench) -> None:
         assert status["abandonedWorkers"] == 1
         reports = [r.status_report for r in run.gateway.streams[0].received if r.WhichOneof("message") == "status_report"]
         assert reports[-1].abandoned_workers == 1
+
+    bench.run(test)
+
+
+@pytest.mark.parametrize(
+    "missing", [Failed("gpus", "WorkerDied", "ended by SIGSEGV"), pb.GpusSection(error=pb.NvmlFailure(reason="DriverNotLoaded"))]
+)
+def test_what_is_missing_is_tried_again_until_it_is_there(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, missing: pb.GpusSection | Failed
+) -> None:
+    monkeypatch.setattr(triggers, "RETRY", 0.1)
+    bench.collector.gpus = missing
+
+    async def test(run: Run) -> None:
+        await until(lambda: len(bench.collector.asked) == 3)
+        assert bench.collector.asked[1:] == [("gpus",), ("gpus",)]
+        bench.collector.gpus = GPU
+        await until(lambda: len(bench.collector.asked) == 4)
+        await asyncio.sleep(0.3)
+        assert len(bench.collector.asked) == 4, "and not once it is there"
+        assert (await run.applied())["trigger"] == "retry-gpus"
+
+    bench.run(test)
+
+
+def test_a_restart_tries_a_section_that_nvml_did_not_answer_for(bench: Bench) -> None:
+    async def test(run: Run) -> None:
+        await run.applied()
+
+    bench.collector.gpus = pb.GpusSection(error=pb.NvmlFailure(reason="Error"))
+    bench.run(test)
+    bench.run(test)
+    assert len(bench.collector.asked) == 2
+
+
+def test_a_slow_disk_holds_up_no_report(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Store, "save", lambda *_: time.sleep(1.0))
+
+    async def test(run: Run) -> None:
+        started = time.monotonic()
+        await run.applied()
+        assert time.monotonic() - started < 0.9
 
     bench.run(test)
 
