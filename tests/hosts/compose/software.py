@@ -124,3 +124,8 @@ def _proc(m: Machine, s: System) -> None:
     m.put("/proc/filesystems", "nodev\tsysfs\nnodev\tproc\nnodev\tcgroup2\n\text4\n\tvfat\n\txfs\n")
     names = [*(["kvm_intel" if s.kvm[0] == "kvm_intel" else "kvm_amd", "kvm"] if s.kvm else []), "nvme", "mlx5_core"]
     m.put("/proc/modules", "".join(f"{name} 458752 0 - Live 0x0000000000000000\n" for name in names))
+
+
+def process(m: Machine, pid: int, name: str) -> None:
+    """A process, of which nothing but its name is looked at: the kernel keeps 15 characters of it."""
+    m.put(f"/proc/{pid}/comm", name[:15])

@@ -5,7 +5,7 @@ from typing import Any
 from tests.hosts.compose import block, gpu, hgx, kmsg, net, pci, smbios
 from tests.hosts.compose.cpu import Node, Processor, nodes_of, processors
 from tests.hosts.compose.flags import ROME
-from tests.hosts.compose.software import UBUNTU_2204, System, software
+from tests.hosts.compose.software import UBUNTU_2204, System, process, software
 from tests.hosts.compose.tree import Machine, ranges
 
 EPYC = Processor(
@@ -89,6 +89,7 @@ def compose() -> Machine:
     block.mounts(m, "md0", others=(("md1", "/raid", "xfs"),))
     block.swaps(m, (("/swapfile", "file", 33_554_428),))
     kmsg.boot(m)
+    process(m, 3107, "nv-fabricmanager")
     return m
 
 

@@ -2,7 +2,7 @@
 
 from tests.hosts.compose import block, gpu, hgx, kmsg, net, pci, smbios
 from tests.hosts.compose.cpu import Processor, nodes_of, processors
-from tests.hosts.compose.software import System, software
+from tests.hosts.compose.software import System, process, software
 from tests.hosts.compose.tree import Machine, ranges
 
 XEON = Processor("GenuineIntel", "Intel(R) Xeon(R) Platinum 8480C", 6, 143, 8, "0x2b000590", 2000, 3800, sockets=2, cores=56)
@@ -69,6 +69,7 @@ def compose() -> Machine:
     block.mounts(m, "md0", others=(("nvme8n1p1", "/boot/efi", "vfat"),))
     block.swaps(m)
     _log(m)
+    process(m, 2311, "nv-fabricmanager")
     return m
 
 

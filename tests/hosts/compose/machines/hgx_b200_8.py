@@ -2,7 +2,7 @@
 
 from tests.hosts.compose import block, gpu, hgx, kmsg, net, pci, smbios
 from tests.hosts.compose.cpu import Processor, nodes_of, processors
-from tests.hosts.compose.software import UBUNTU_2404, System, software
+from tests.hosts.compose.software import UBUNTU_2404, System, process, software
 from tests.hosts.compose.tree import Machine, ranges
 
 XEON = Processor(
@@ -46,6 +46,7 @@ def compose() -> Machine:
     block.mounts(m, "nvme8n1p2", others=(("nvme8n1p1", "/boot/efi", "vfat"),))
     block.swaps(m)
     kmsg.boot(m)
+    process(m, 2764, "nv-fabricmanager")
     return m
 
 
