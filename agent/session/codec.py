@@ -16,6 +16,7 @@ from agent.session import messages as m
 
 PROTOCOL_VERSION = "0.3"
 CHUNK_BYTES = 1 << 20  # A3: at most 1 MiB, whatever the gateway allows
+TEXT_BYTES = 2 << 10  # B11: of a condition's message
 DEFAULT_INTERVAL = 30.0
 
 
@@ -125,13 +126,18 @@ def _condition(c: m.Condition) -> pb.Condition:
     return pb.Condition(
         type=c.type,
         status=pb.ConditionStatus.Value(f"CONDITION_STATUS_{c.status.upper()}"),
-        reason=c.reason,
-        message=c.message,
+        reason=_cut(c.reason),
+        message=_cut(c.message),
         device_id=c.device_id,
         bus_id=c.bus_id,
         count=c.count,
         since=_timestamp(c.since),
     )
+
+
+def _cut(text: str) -> str:
+    """Text of a length that the gateway takes: a longer one would end the session, with every report again."""
+    return text.encode(errors="replace")[:TEXT_BYTES].decode(errors="ignore")
 
 
 def _timestamp(seconds: float) -> Timestamp:
