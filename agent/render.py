@@ -6,7 +6,11 @@ What is shown is decided once, as blocks (a title, pairs, a table); the two ways
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 # The columns of a section's lists. A list without a row here is shown as pairs; a column that no entry has is left out.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -188,15 +192,24 @@ def _draw_rich(blocks: Iterable[Block], out: TextIO) -> None:
     from rich.text import Text
 
     console = Console(file=out)
-    for block in blocks:
-        console.print(Text(block.title, style="bold"))
-        grid = Table(box=box.SIMPLE_HEAD if block.columns else None, show_header=bool(block.columns), pad_edge=True)
+    for index, block in enumerate(blocks):
+        console.print(*([""] if index else []), Text(block.title, style="bold"), sep="\n")
+        grid = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0)) if block.columns else Table.grid(padding=(0, 2))
         for column in block.columns or (("", "") if block.pairs else ()):
             grid.add_column(column, overflow="fold")
         for row in block.rows or block.pairs:
             grid.add_row(*(Text(cell, style="dim" if cell == "" else "") for cell in row))
-        if grid.columns:
+        if block.columns:  # a UUID in pieces cannot be copied: the terminal may break long lines, the table does not
+            wide = Console(file=out, width=max(console.width, _width(console, grid)))
+            wide.print(grid)
+        elif block.pairs:
             console.print(grid)
+
+
+def _width(console: "Console", grid: "Table") -> int:
+    from rich.measure import Measurement
+
+    return Measurement.get(console, console.options.update(max_width=10_000), grid).maximum
 
 
 def now() -> datetime:

@@ -102,11 +102,23 @@ def test_status_before_the_first_collection() -> None:
     assert "abandoned workers  1" in text
 
 
-def test_a_terminal_gets_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
+
+def test_a_narrow_terminal_folds_pairs_and_cuts_nothing_of_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setenv("TERM", "dumb")
+    out, uuid = Terminal(), "GPU-2640f7c5-58ba-4407-a356-95c87de7ca51"
+    draw([Block("one", pairs=(("long", "x" * 60),)), table("gpus.gpus", [{"uuid": uuid, "busId": "00000000:18:00.0"}])], out)
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    assert f"{uuid}  00000000:18:00.0" in lines
+    assert max(len(line) for line in lines if "x" in line) <= 30
+    assert sum(line.count("x") for line in lines) == 60
+
+
+def test_a_terminal_gets_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "150")
     monkeypatch.setenv("TERM", "xterm")
     out, pipe = Terminal(), io.StringIO()
