@@ -7,9 +7,10 @@ Another component says so with a file in `/etc/bcd/drivers.d/` or `data_dir/driv
     kinds = ["sandbox"]
 """
 
+import asyncio
 import logging
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,27 @@ class BadDriver(FieldError):
 
 
 class Drivers:
-    """The drivers of a host as they are now; what is wrong with a file is logged once."""
+    """The drivers of a host, looked for once a minute; what is wrong with a file is logged once. `current`: what was found."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, host: Callable[[], Host]) -> None:
         self._own = Host(data_dir)
+        self._host = host
         self._told: set[str] = set()
         self._packages: tuple[object, dict[str, str]] = (None, {})
+        self.current = self.advertised(host())
+
+    async def run(self, changed: Callable[[], None]) -> None:
+        """Until it is cancelled; tells when other drivers are there."""
+        while True:
+            await asyncio.sleep(CHECK)
+            try:
+                found = self.advertised(self._host())
+            except FieldError as error:  # a recorded host that is no longer one
+                _log.warning("drivers cannot be looked for: %s", error)
+                continue
+            if found != self.current:
+                self.current = found
+                changed()
 
     def advertised(self, host: Host) -> tuple[Driver, ...]:
         """Sorted by id, at most 64. Of two with one id the later counts: bcd's own, /etc, data_dir."""

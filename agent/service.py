@@ -18,8 +18,25 @@ from typing import Any
 
 from bettercompute.agent.v1 import inventory_pb2 as pb
 
-from agent import doors, identity, inventory, kernel_log, known_gpus, local, log, settling, status, triggers, watch
+from agent import (
+    doors,
+    identity,
+    inventory,
+    kernel_log,
+    known_gpus,
+    local,
+    log,
+    refresh,
+    settling,
+    status,
+    triggers,
+    watch,
+)
+from agent.commands.node import DaemonNode
+from agent.commands.runner import Runner
+from agent.commands.store import Store
 from agent.config import Config
+from agent.drivers import Drivers
 from agent.errors import FieldError, UserError
 from agent.host import Host
 from agent.sections import Collected
@@ -29,8 +46,6 @@ from agent.session.stream import Link
 from agent.systemd import Notifier
 
 VERSION = version("better-compute-node")
-REFRESH_TIMEOUT = 120.0  # seconds, as inventory.refresh has (A7)
-CONNECT_PATIENCE = 10.0  # how long a refresh waits for a receiver that is not connected
 
 _log = logging.getLogger("bcd")
 
@@ -63,28 +78,42 @@ class Daemon:
         self._triggers = triggers.Triggers()
         self._failure = ""  # of the last collection
         self._wanted = asyncio.Event()
-        self._news = asyncio.Event()
         self._resettled = asyncio.Event()
-        self._answer: m.InventoryResult | None = None
         self._stop = asyncio.Event()
         self._uptime_at_start = self._host().uptime()
         self._boot_id = self._host().boot_id()
         stored = self._store.load()
         self._inventory = stored if stored and stored.boot_id == self._boot_id else None
+        self._drivers = Drivers(config.data_dir, self._host)
         self._link = Link(config.server, node_id, self._hello, self._status, self._noted)
+        self._refresh = refresh.Refresh(
+            self._link, self._want, lambda: self._triggers.done, lambda: self._failure, lambda: self._inventory
+        )
         hooks = watch.Hooks(self._report, self._want, lambda: self._config.kmsg_trust_userspace, self._kernel_clock)
         self._watch = watch.Watch(kernel_log.path_of(host_dir), config.data_dir, self._boot_id, self._known, hooks)
+        self._node = self._as_commands_see_it()
+        self._commands = Runner(Store(config.data_dir / "commands"), self._node, self._command_done)
         self._first_trigger(stored)
 
     async def run(self) -> None:
         """Runs until a signal ends it; cleanly, within a second or two."""
-        methods = {"status": self._local_status, "refresh": self._local_refresh}
+        methods = {"status": self._local_status, "refresh": self._refresh.local}
         if self._inventory:
             self._link.feed(machine.InventoryChanged(status.offer(self._inventory)))
         self._report()
         with self._signals():
             async with local.serve(self._config.socket_path, methods), asyncio.TaskGroup() as group:
-                jobs = (self._watch.run, self._collect, self._watchdog, self._link.run, self._rescan, self._images, self._retry)
+                jobs = (
+                    self._watch.run,
+                    self._collect,
+                    self._watchdog,
+                    self._link.run,
+                    self._rescan,
+                    self._images,
+                    self._retry,
+                    self._commands.run,
+                    self._advertise,
+                )
                 tasks = [group.create_task(job()) for job in jobs]
                 _log.info("bcd %s runs as %s, boot %s", VERSION, self._node_id, self._boot_id)
                 self._notifier.ready()
@@ -124,7 +153,7 @@ class Daemon:
             self._triggers = self._triggers.finish()
             if self._triggers.reasons:
                 self._wanted.set()
-            self._tell()
+            self._refresh.tell()
 
     async def _collect_once(self, work: triggers.Work) -> None:
         host = self._host()
@@ -208,6 +237,7 @@ class Daemon:
             boot_id=self._boot_id,
             instance_id=self._instance_id,
             previous_epoch=identity.read_epoch(self._config.data_dir),
+            drivers=self._drivers.current,
             capabilities=status.capabilities(self._inventory, self._boot_id),
             digest=self._inventory.digest if self._inventory else "",
         )
@@ -229,18 +259,37 @@ class Daemon:
         elif isinstance(note, machine.CollectAgain):
             self._want("refused")
         elif isinstance(note, machine.Answered):
-            self._answer = note.result
-            _log.info("the receiver's answer on %s: %s", note.result.digest[:12], _words(note.result))
-        self._tell()
+            self._refresh.answered(note.result)
+            _log.info("the receiver's answer on %s: %s", note.result.digest[:12], refresh.words(note.result))
+        elif isinstance(note, machine.Ordered):
+            self._commands.received(note.command)
+        elif isinstance(note, machine.Acknowledged):
+            self._commands.acknowledged(note.id)
+        self._refresh.tell()
 
-    def _tell(self) -> None:
-        """Wakes whoever waits for something of the daemon to become true."""
-        self._news.set()
-        self._news = asyncio.Event()
+    # -- commands
 
-    async def _until(self, true: Callable[[], bool]) -> None:
-        while not true():
-            await self._news.wait()
+    def _as_commands_see_it(self) -> DaemonNode:
+        return DaemonNode(
+            recorded=self._host_dir is not None,
+            collector=self._collector,
+            get_config=lambda: self._config,
+            get_host=self._host,
+            get_boot_id=lambda: self._boot_id,
+            inventory=lambda: self._inventory,
+            known=lambda: known_gpus.gpus(self._known),
+            conditions=self._conditions,
+            look=lambda: kernel_log.Look(self._watch.ledger, self._watch.trouble),
+            drop=self._watch.drop,
+            want=self._want,
+            refresh_all=self._refresh.command,
+        )
+
+    def _command_done(self, result: m.CommandResult) -> None:
+        self._link.feed(machine.CommandDone(result))
+
+    async def _advertise(self) -> None:
+        await self._drivers.run(lambda: self._link.feed(machine.HelloChanged(self._hello())))
 
     # -- the local socket
 
@@ -259,7 +308,7 @@ class Daemon:
             "nextAttemptAt": status.moment(link.state.next_attempt),
             "epoch": link.state.epoch,
             "applied": link.machine.is_applied,
-            "lastAnswer": _words(self._answer) if self._answer else None,
+            "lastAnswer": refresh.words(self._refresh.answer) if self._refresh.answer else None,
             "collecting": self._triggers.started > self._triggers.done,
             "abandonedWorkers": self._collector.abandoned,
             "sent": {
@@ -267,44 +316,11 @@ class Daemon:
                 "sections": link.sent.sections,
                 "sectionBytes": link.sent.section_bytes,
             },
+            "holds": self._node.holds().describe(),
             "conditions": status.describe_conditions(self._conditions()),
             "kernelLog": self._watch.describe(),
             **status.describe(self._inventory, self._watch.ledger),
         }
-
-    async def _local_refresh(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Collects and waits until the receiver has it, or says no, or is out of reach. `timeout`: seconds."""
-        timeout = request.get("timeout", REFRESH_TIMEOUT)
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
-            raise UserError(f"refresh: timeout is {timeout!r}; expected seconds above zero")
-        number = self._want("refresh")
-        reason = ""
-        try:
-            async with asyncio.timeout(timeout):
-                await self._until(lambda: self._triggers.done >= number)
-                reason = self._failure or await self._outcome()
-        except TimeoutError:
-            what = "the receiver has not answered" if self._triggers.done >= number else "the collection has not ended"
-            reason = f"{what} after {timeout:g} s"
-        return {"applied": not reason and self._link.machine.is_applied, "reason": reason, **status.describe(self._inventory)}
-
-    async def _outcome(self) -> str:
-        """Waits for the offer's end. Empty when the receiver has the inventory, else why it has not."""
-
-        link = self._link
-
-        def refused() -> bool:
-            answer, idle = self._answer, link.machine.phase is machine.Phase.IDLE
-            here = answer is not None and self._inventory is not None and answer.digest == self._inventory.digest
-            return idle and here and answer is not None and answer.status == "refused"
-
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CONNECT_PATIENCE):
-                await self._until(lambda: link.machine.welcomed)
-        if not link.machine.welcomed:
-            return f"the receiver {link.state.server} cannot be reached: {link.state.error or 'no answer yet'}"
-        await self._until(lambda: link.machine.is_applied or refused())
-        return f"the receiver's answer: {_words(self._answer)}" if self._answer and not link.machine.is_applied else ""
 
     # -- signals and the service manager
 
@@ -347,9 +363,3 @@ class Daemon:
         while self._notifier.watchdog:
             self._notifier.alive()
             await asyncio.sleep(self._notifier.watchdog)
-
-
-def _words(result: m.InventoryResult) -> str:
-    """An offer's result for a person: `refused: section gpus: does not parse`."""
-    parts = [result.status, f"section {result.section}" if result.section else "", result.reason]
-    return ": ".join(part for part in parts if part)

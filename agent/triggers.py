@@ -28,6 +28,7 @@ REASONS: dict[str, frozenset[str]] = {
     "incomplete": ALL,  # a section is missing in the stored inventory
     "rescan": ALL,
     "refresh": ALL,  # a person, a provisioner (bcd refresh, SIGUSR1) or the receiver
+    "reset": ALL,  # a GPU was reset
     "refused": ALL,  # the receiver refused the inventory: once more
     "images": frozenset({"images"}),
     "settling": frozenset({"gpus"}),

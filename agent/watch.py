@@ -85,6 +85,11 @@ class Watch:
         """The faults of this boot."""
         return self._ledger
 
+    @property
+    def trouble(self) -> str:
+        """Why the log cannot be read; empty: it can, or was not tried yet."""
+        return str(self._trouble) if self._trouble else ""
+
     def conditions(self) -> tuple[m.Condition, ...]:
         """KernelLogUnavailable, then the faults', the worst first."""
         if self._heard_since is None:

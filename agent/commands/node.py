@@ -16,6 +16,7 @@ from agent.diagnosis import diagnose
 from agent.errors import FieldError
 from agent.holds import Holds
 from agent.host import Host
+from agent.inventory import Inventory
 from agent.kernel_log import Look
 from agent.session.messages import Condition
 
@@ -36,7 +37,7 @@ class DaemonNode:
     get_config: Callable[[], Config]
     get_host: Callable[[], Host]
     get_boot_id: Callable[[], str]
-    section: Callable[[], pb.GpusSection | None]  # of the last collection of this boot
+    inventory: Callable[[], Inventory | None]  # of this boot
     known: Callable[[], Sequence[pb.Gpu]]  # GPUs remembered
     conditions: Callable[[], Iterable[Condition]]
     look: Callable[[], Look]  # what the kernel log said
@@ -70,9 +71,12 @@ class DaemonNode:
         return replace(found, unreadable=(*found.unreadable, *((c.type, c.message or "Kubernetes' releases") for c in unread)))
 
     def gpus(self) -> Sequence[pb.Gpu]:
-        """The GPUs of the last collection."""
-        section = self.section()
-        return section.gpus if section else ()
+        """The GPUs of the last collection; those remembered while this boot's are not known."""
+        inventory = self.inventory()
+        for section in inventory.sections if inventory else ():
+            if section.name == "gpus":
+                return pb.GpusSection.FromString(section.data).gpus
+        return self.known()
 
     async def read_gpus(self) -> Sequence[pb.Gpu]:
         """The GPUs in a new worker. Raises NoGpus."""

@@ -95,7 +95,7 @@ class Node(Protocol):
         """Who holds GPUs, as of now."""
 
     def gpus(self) -> Sequence[pb.Gpu]:
-        """The GPUs of the last collection; none before it."""
+        """The GPUs of the last collection; before it, those remembered."""
 
     async def read_gpus(self) -> Sequence[pb.Gpu]:
         """The GPUs as a new worker finds them. Raises FieldError when NVML does not answer."""

@@ -1,9 +1,11 @@
 """Which drivers a node advertises: its own by what is there, other components' by their files."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from agent import drivers
 from agent.drivers import BadDriver, Drivers, parse
 from agent.host import Host
 from agent.session.messages import Driver
@@ -27,7 +29,11 @@ def touch(root: Path, *paths: str) -> None:
 
 
 def advertised(tmp_path: Path) -> tuple[Driver, ...]:
-    return Drivers(tmp_path / "data").advertised(Host(tmp_path / "root"))
+    return made(tmp_path).current
+
+
+def made(tmp_path: Path) -> Drivers:
+    return Drivers(tmp_path / "data", lambda: Host(tmp_path / "root"))
 
 
 def test_nothing_without_kvm(tmp_path: Path) -> None:
@@ -68,11 +74,33 @@ def test_a_file_that_describes_none_is_named_once_and_hides_no_other(tmp_path: P
     (own / "bytes.toml").write_bytes(b"\xff")
     (own / "good.toml").write_text('id = "gvisor"\n')
     (own / "link.toml").symlink_to(own / "good.toml")
-    drivers = Drivers(tmp_path / "data")
+    subject = made(tmp_path)
     for _ in range(2):
-        assert [driver.id for driver in drivers.advertised(Host(tmp_path / "root"))] == ["gvisor"]
+        assert [driver.id for driver in subject.advertised(Host(tmp_path / "root"))] == ["gvisor"]
     assert caplog.text.count("bad.toml describes no driver") == 1
     assert caplog.text.count("link.toml describes no driver") == 1
+
+
+def test_what_comes_and_goes_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drivers, "CHECK", 0.01)
+    subject, told = made(tmp_path), []
+
+    async def work() -> None:
+        running = asyncio.create_task(subject.run(lambda: told.append(subject.current)))
+        await asyncio.sleep(0.05)
+        assert told == [], "the same is no news"
+        touch(tmp_path / "root", "dev/kvm", "run/libvirt/libvirt-sock")
+        async with asyncio.timeout(5):
+            while len(told) < 1:
+                await asyncio.sleep(0.01)
+        (tmp_path / "root/dev/kvm").unlink()
+        async with asyncio.timeout(5):
+            while len(told) < 2:
+                await asyncio.sleep(0.01)
+        running.cancel()
+
+    asyncio.run(work())
+    assert told == [(Driver("libvirt-kvm", "", ("vm",)),), ()]
 
 
 @pytest.mark.parametrize(
