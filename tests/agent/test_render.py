@@ -1,6 +1,7 @@
 """What a person reads: everything that is there, nothing that is not."""
 
 import io
+import re
 from datetime import UTC, datetime
 
 import pytest
@@ -109,10 +110,10 @@ class Terminal(io.StringIO):
 
 def test_a_narrow_terminal_folds_pairs_and_cuts_nothing_of_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "30")
-    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("TERM", "xterm")
     out, uuid = Terminal(), "GPU-2640f7c5-58ba-4407-a356-95c87de7ca51"
     draw([Block("one", pairs=(("long", "x" * 60),)), table("gpus.gpus", [{"uuid": uuid, "busId": "00000000:18:00.0"}])], out)
-    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    lines = [re.sub("\x1b\\[[0-9;]*m", "", line).rstrip() for line in out.getvalue().splitlines()]
     assert f"{uuid}  00000000:18:00.0" in lines
     assert max(len(line) for line in lines if "x" in line) <= 30
     assert sum(line.count("x") for line in lines) == 60
