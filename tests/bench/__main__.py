@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import Row, applies, collection, idle
+from tests.bench import Row, applies, collection, idle, xid
 
-BENCHES: dict[str, Callable[[float], Iterator[Row]]] = {
-    "collection": lambda minutes: collection.rows(),
-    "idle": idle.rows,
-    "applies": lambda minutes: applies.rows(),
+BENCHES: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
+    "collection": lambda options: collection.rows(),
+    "idle": lambda options: idle.rows(options.minutes),
+    "applies": lambda options: applies.rows(),
+    "xid": lambda options: xid.rows(options.megabytes),
 }
 
 
@@ -21,12 +22,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bench", nargs="*", choices=[*BENCHES, []], help="default: all")
     parser.add_argument("--minutes", type=float, default=10.0, help="how long an idle daemon is watched (default 10)")
+    parser.add_argument(
+        "--megabytes", type=int, default=256, help="size of the log that bcd xid reads (default 256; the aim: 1024)"
+    )
     arguments = parser.parse_args()
     table = Table("what", "figure", "floor", "ratio", "aim", "", title="benchmarks")
     try:
         for name in arguments.bench or BENCHES:
             print(f"measuring {name} ...", file=sys.stderr, flush=True)
-            for row in BENCHES[name](arguments.minutes):
+            for row in BENCHES[name](arguments):
                 table.add_row(*_cells(row))
     finally:  # what was measured is shown, whatever stops the rest
         Console(width=None if sys.stdout.isatty() else 170).print(table)
