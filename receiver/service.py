@@ -19,6 +19,7 @@ from receiver.apply.command import CHANNEL as COMMAND_CHANNEL
 from receiver.apply.session import CHANNEL as SESSION_CHANNEL
 from receiver.config import Config, check_listeners
 from receiver.errors import DatabaseError
+from receiver.gateway import limits
 from receiver.gateway.heartbeat import beat, beat_forever
 from receiver.gateway.jobs import Jobs
 from receiver.gateway.listener import Listener
@@ -111,7 +112,7 @@ class Receiver:
         name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self.jobs = Jobs(self.pool, self.threads, self.registry, config.tenant, name, config.status_handlers)
         self.woken = asyncio.Condition()
-        self.api = Api(self.engine, self.reading, self.woken)
+        self.api = Api(self.engine, self.reading, self.woken, lambda: self.registry.met.update([limits.PAGE.name]))
         self.url = url
         self.servers: list[Server] = []
         self.tasks: set[asyncio.Task[None]] = set()

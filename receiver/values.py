@@ -29,6 +29,7 @@ STATUS_HANDLERS = ("conditions", "xid", "pressure")  # what becomes of status re
 
 SECTION_BYTES = 8 << 20
 SECTIONS_PER_OFFER = 16
+PAGE_ROWS = 1_000  # of an answer of the API
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal
 
+from receiver.values import PAGE_ROWS
+
 Code = Literal["INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"]
 
 MIB = 1 << 20
@@ -47,6 +49,7 @@ WORD = Limit("bytes a name, version or id", 256, "INVALID_ARGUMENT")
 STREAMS = Limit("streams a node", 2, "RESOURCE_EXHAUSTED")  # one, and one that is being replaced
 HANDSHAKES = Limit("handshakes in progress", 256, "RESOURCE_EXHAUSTED")
 SESSIONS = Limit("sessions started a second", 200, "RESOURCE_EXHAUSTED", 1.0, 200)
+PAGE = Limit("rows an API page", PAGE_ROWS, "INVALID_ARGUMENT")
 
 LIMITS = (
     MESSAGE_BYTES,
@@ -66,6 +69,7 @@ LIMITS = (
     STREAMS,
     HANDSHAKES,
     SESSIONS,
+    PAGE,
 )
 
 

@@ -65,7 +65,7 @@ def inventory_get(db: Connection, scope: Scope, request: inventory_pb2.Inventory
 def _missing_at(db: Connection, scope: Scope, node: Row[Any], snapshot: Row[Any]) -> list[inventory_pb2.MissingSection]:
     """With the latest snapshot: what the node lacks now, and why. With an older one: what that one lacked."""
     if snapshot.id == queries.snapshot(db, scope, node.id, None).id:
-        return _missing(queries.missing_of(db, [node.id]).get(node.id, ()))
+        return _missing(queries.missing_of(db, scope, [node.id]).get(node.id, ()))
     rows = []
     for name in sorted(set(SECTIONS) - set(snapshot.sections)):
         last = queries.snapshot_before(db, scope, node.id, snapshot.seq, name)
@@ -147,19 +147,23 @@ def nodes_list(db: Connection, scope: Scope, request: nodes_pb2.NodesServiceList
         raise Invalid(f"status {status!r} is none of {', '.join(NODE_STATUSES)}")
     limit = queries.page_size(request.limit, PAGE)
     rows, following = queries.node_page(db, scope, _optional(request, "pool_id"), status, request.cursor, limit)
-    return nodes_pb2.NodesServiceListResponse(nodes=_nodes(db, rows), next_cursor=following)
+    return nodes_pb2.NodesServiceListResponse(nodes=_nodes(db, scope, rows), next_cursor=following)
 
 
 def nodes_get(db: Connection, scope: Scope, request: nodes_pb2.NodesServiceGetRequest) -> Message:
     """One node."""
-    return _nodes(db, [queries.node(db, scope, _required(request, "node_id"))])[0]
+    return _nodes(db, scope, [queries.node(db, scope, _required(request, "node_id"))])[0]
 
 
-def _nodes(db: Connection, rows: Sequence[Row[Any]]) -> list[nodes_pb2.Node]:
+def _nodes(db: Connection, scope: Scope, rows: Sequence[Row[Any]]) -> list[nodes_pb2.Node]:
     ids = [row.id for row in rows]
-    missing, conditions, labels = queries.missing_of(db, ids), queries.conditions_of(db, ids), queries.labels_of(db, ids)
+    missing, conditions, labels = (
+        queries.missing_of(db, scope, ids),
+        queries.conditions_of(db, scope, ids),
+        queries.labels_of(db, scope, ids),
+    )
     applied = [row.applied_snapshot_id for row in rows if row.applied_snapshot_id]
-    hostnames = {key: _hostname(body) for key, body in queries.section_of_snapshots(db, applied, "os").items()}
+    hostnames = {key: _hostname(body) for key, body in queries.section_of_snapshots(db, scope, applied, "os").items()}
     return [
         nodes_pb2.Node(
             id=row.id,
@@ -216,6 +220,8 @@ def events_list(db: Connection, scope: Scope, request: events_pb2.EventsServiceL
     """Events after a cursor, oldest first."""
     limit = queries.page_size(request.limit, PAGE)
     after = queries.place(request.cursor)
+    if request.HasField("node_id"):
+        queries.node(db, scope, request.node_id)  # raises NotFound
     rows = queries.event_page(db, scope, after, limit, _optional(request, "node_id"), _optional(request, "type"))
     last = cursor_of(rows[-1]) if rows else request.cursor
     return events_pb2.EventsServiceListResponse(events=[event(row) for row in rows], next_cursor=last)

@@ -49,12 +49,13 @@ POLL = 1.0  # seconds: NOTIFY wakes a watcher, and this is how late it may be wi
 
 
 class Api:
-    """The services of bettercompute.control.v1. `woken` is notified when events were committed."""
+    """The services of bettercompute.control.v1. `woken` is notified when events were committed; `over_page` counts."""
 
-    def __init__(self, engine: Engine, threads: Executor, woken: asyncio.Condition) -> None:
+    def __init__(self, engine: Engine, threads: Executor, woken: asyncio.Condition, over_page: Callable[[], None]) -> None:
         self.engine = engine
         self.threads = threads
         self.woken = woken
+        self.over_page = over_page
         self.stopping = False
 
     def services(self) -> dict[str, Callable[[grpc.aio.Server], None]]:
@@ -86,6 +87,8 @@ class Api:
             return await asyncio.get_running_loop().run_in_executor(self.threads, self._within, work)
         except tuple(REFUSALS) as error:
             code = next(code for kind, code in REFUSALS.items() if isinstance(error, kind))
+            if isinstance(error, queries.OverLimit):
+                self.over_page()
             ours = code == grpc.StatusCode.UNAVAILABLE
             await context.abort(code, "the database does not answer" if ours else " ".join(str(error).split("\n")[0].split()))
 
@@ -99,10 +102,7 @@ class Api:
         """Each event behind the cursor (without one: from now on), as it is committed, until the caller hangs up."""
         node_id = request.node_id if request.HasField("node_id") else None
         kind = request.type if request.HasField("type") else None
-        if request.cursor:
-            place = await self._guarded(context, lambda _: queries.place(request.cursor))
-        else:
-            place = await self._guarded(context, queries.event_horizon)
+        place = await self._guarded(context, lambda db: self._first_place(db, request))
         while not self.stopping:
             after = place
             rows = await self._guarded(
@@ -114,6 +114,12 @@ class Api:
                 yield events_pb2.EventsServiceWatchResponse(event=answers.event(row), cursor=answers.cursor_of(row))
             if len(rows) < WATCH_PAGE:
                 await self._sleep()
+
+    @staticmethod
+    def _first_place(db: Connection, request: events_pb2.EventsServiceWatchRequest) -> queries.Place:
+        if request.HasField("node_id"):
+            queries.node(db, _scope(request), request.node_id)  # raises NotFound
+        return queries.place(request.cursor) if request.cursor else queries.event_horizon(db)
 
     async def _sleep(self) -> None:
         async with self.woken:

@@ -3,6 +3,7 @@
 Pages: `limit` rows after a cursor; one row more is read to know whether there is a next page. Cursors are opaque to callers.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Engine, Row, Select, Table, and_, create_engine, func, literal_column, select, tuple_
 from sqlalchemy.engine import Connection
 
+from receiver.ids import is_id
 from receiver.read.tokens import ALL, Scope
 from receiver.store.database import dial
 from receiver.store.schema import (
@@ -21,9 +23,10 @@ from receiver.store.schema import (
     nodes,
     sections,
 )
+from receiver.values import PAGE_ROWS
 
-PAGE_LIMIT = 1_000
 ONLINE = timedelta(minutes=5)  # ten status intervals
+_NUMBER = re.compile(r"[0-9]{1,18}")
 # A transaction below this horizon has ended: nothing can appear behind a cursor that stays below it.
 HORIZON: ColumnElement[int] = literal_column("pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
 
@@ -34,6 +37,10 @@ class NotFound(Exception):
 
 class Invalid(Exception):
     """A request that cannot be answered as it stands. `str()` names the key."""
+
+
+class OverLimit(Invalid):
+    """More than a page holds."""
 
 
 def open_engine(url: str, size: int) -> Engine:
@@ -58,9 +65,9 @@ def visible(query: Select[Any], table: Table, scope: Scope) -> Select[Any]:
 
 
 def page_size(limit: int, default: int) -> int:
-    """Rows a page. Raises Invalid, naming the limit."""
-    if limit > PAGE_LIMIT:
-        raise Invalid(f"limit is {limit}; a page has at most {PAGE_LIMIT:,}")
+    """Rows a page. Raises OverLimit, naming the limit."""
+    if limit > PAGE_ROWS:
+        raise OverLimit(f"limit is {limit}; a page has at most {PAGE_ROWS:,}")
     return limit or default
 
 
@@ -68,8 +75,8 @@ def number(cursor: str) -> int | None:
     """A cursor that is one number; None at the beginning. Raises Invalid."""
     if not cursor:
         return None
-    if not cursor.isdecimal() or len(cursor) > 18:
-        raise Invalid(f"cursor {cursor!r} is none of this method")
+    if not _NUMBER.fullmatch(cursor):
+        raise Invalid(f"cursor {cursor[:64]!r} is none of this method")
     return int(cursor)
 
 
@@ -93,7 +100,9 @@ def node(db: Connection, scope: Scope, node_id: str) -> Row[Any]:
 def node_page(
     db: Connection, scope: Scope, pool_id: str | None, status: str | None, after: str, limit: int
 ) -> tuple[Sequence[Row[Any]], str | None]:
-    """Nodes in the order of their ids, and the cursor of the next page."""
+    """Nodes in the order of their ids, and the cursor of the next page. Raises Invalid for another method's cursor."""
+    if after and not is_id(after, "node"):
+        raise Invalid(f"cursor {after[:64]!r} is none of this method")
     query = _nodes(scope).where(nodes.c.id > after).order_by(nodes.c.id).limit(limit + 1)
     if pool_id is not None:
         query = query.where(nodes.c.pool_id == pool_id)
@@ -103,34 +112,34 @@ def node_page(
     return rows[:limit], rows[limit - 1].id if len(rows) > limit else None
 
 
-def of_nodes(db: Connection, table: Table, node_ids: Iterable[str], *order: str) -> dict[str, list[Row[Any]]]:
-    """The rows of nodes that are visible already, by node, in `order`."""
+def of_nodes(db: Connection, scope: Scope, table: Table, node_ids: Iterable[str], *order: str) -> dict[str, list[Row[Any]]]:
+    """The rows of nodes, by node, in `order`."""
     found: dict[str, list[Row[Any]]] = {}
-    query = select(table).where(table.c.node_id.in_(list(node_ids))).order_by(*(table.c[name] for name in order))
-    for row in db.execute(query):
+    query = visible(select(table), table, scope).where(table.c.node_id.in_(list(node_ids)))
+    for row in db.execute(query.order_by(*(table.c[name] for name in order))):
         found.setdefault(row.node_id, []).append(row)
     return found
 
 
-def missing_of(db: Connection, node_ids: Iterable[str]) -> dict[str, list[Row[Any]]]:
+def missing_of(db: Connection, scope: Scope, node_ids: Iterable[str]) -> dict[str, list[Row[Any]]]:
     """The sections that nodes could not report, by node."""
-    return of_nodes(db, node_missing_sections, node_ids, "name")
+    return of_nodes(db, scope, node_missing_sections, node_ids, "name")
 
 
-def conditions_of(db: Connection, node_ids: Iterable[str]) -> dict[str, list[Row[Any]]]:
+def conditions_of(db: Connection, scope: Scope, node_ids: Iterable[str]) -> dict[str, list[Row[Any]]]:
     """Conditions by node."""
-    return of_nodes(db, conditions, node_ids, "type", "device_id")
+    return of_nodes(db, scope, conditions, node_ids, "type", "device_id")
 
 
-def labels_of(db: Connection, node_ids: Iterable[str]) -> dict[str, list[Row[Any]]]:
+def labels_of(db: Connection, scope: Scope, node_ids: Iterable[str]) -> dict[str, list[Row[Any]]]:
     """Labels by node."""
-    return of_nodes(db, node_labels, node_ids, "key")
+    return of_nodes(db, scope, node_labels, node_ids, "key")
 
 
-def section_of_snapshots(db: Connection, snapshot_ids: Iterable[str], name: str) -> dict[str, bytes]:
+def section_of_snapshots(db: Connection, scope: Scope, snapshot_ids: Iterable[str], name: str) -> dict[str, bytes]:
     """The bytes of one section in each of these snapshots, by snapshot id."""
     query = (
-        select(inventory_snapshots.c.id, sections.c.body)
+        visible(select(inventory_snapshots.c.id, sections.c.body), inventory_snapshots, scope)
         .join(sections, sections.c.hash == inventory_snapshots.c.sections[name].astext)
         .where(inventory_snapshots.c.id.in_(list(snapshot_ids)))
     )
@@ -193,10 +202,9 @@ LAST_NUMBER = 1 << 62
 def place(cursor: str) -> Place:
     """A cursor of events; the beginning when it is empty. Raises Invalid."""
     xid, _, seq = (cursor or "0.0").partition(".")
-    left, right = number(xid), number(seq)
-    if left is None or right is None:
-        raise Invalid(f"cursor {cursor!r} is none of this method")
-    return left, right
+    if not (_NUMBER.fullmatch(xid) and _NUMBER.fullmatch(seq)):
+        raise Invalid(f"cursor {cursor[:64]!r} is none of this method")
+    return int(xid), int(seq)
 
 
 def event_page(

@@ -8,11 +8,13 @@ from receiver.planning.missing import ClearMissing, MissingRow, SetMissing
 # For a statement with `doc(d)` and `ok`; `%(node)s` is the node. `since` stays when only the error or the source changes.
 ARMS = """
   missing AS (
-    INSERT INTO node_missing_sections (node_id, name, error, source, last_snapshot_id)
-    SELECT %(node)s, m.name, m.error, m.source, m.last
-    FROM ok, doc, jsonb_to_recordset(d -> 'missing') AS m(name text, error text, source text, last text)
+    INSERT INTO node_missing_sections (node_id, tenant_id, name, error, source, last_snapshot_id)
+    SELECT %(node)s, n.tenant_id, m.name, m.error, m.source, m.last
+    FROM ok, doc, nodes n, jsonb_to_recordset(d -> 'missing') AS m(name text, error text, source text, last text)
+    WHERE n.id = %(node)s
     ON CONFLICT (node_id, name) DO UPDATE
-      SET error = excluded.error, source = excluded.source, last_snapshot_id = excluded.last_snapshot_id),
+      SET (tenant_id, error, source, last_snapshot_id)
+        = (excluded.tenant_id, excluded.error, excluded.source, excluded.last_snapshot_id)),
   found AS (
     DELETE FROM node_missing_sections USING ok, doc
     WHERE node_id = %(node)s AND d -> 'found' ? name)"""

@@ -147,6 +147,7 @@ node_missing_sections = Table(
     metadata,
     c.node(primary=True),
     c.key("name"),
+    c.text("tenant_id"),
     c.text("error"),
     c.text("source", "report"),
     c.text("last_snapshot_id", nullable=True),  # where it was last present and without error

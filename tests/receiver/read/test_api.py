@@ -153,18 +153,30 @@ async def test_a_node_without_inventory_is_not_found_for_the_inventory_methods_o
 @live
 async def test_a_node_of_another_tenant_is_not_found_for_every_method(served: Live) -> None:
     daemon = await reporting(served, sections(2), sections(1))
-    for method in ("inventory.get", "inventory.history", "inventory.diff", "nodes.get"):
+    for method in ("inventory.get", "inventory.history", "inventory.diff", "nodes.get", "events.list"):
         assert (await refused(served.api(method, nodeId=daemon.node_id, tenantId="acme")))[0] == grpc.StatusCode.NOT_FOUND
         assert await served.api(method, nodeId=daemon.node_id, tenantId="default")
     assert (await served.api("nodes.list", tenantId="acme"))["nodes"] == []
-    assert (await served.api("events.list", tenantId="acme", nodeId=daemon.node_id))["events"] == []
+    assert (await served.api("events.list", tenantId="acme"))["events"] == []
+    assert (await _watched(served, node_id=daemon.node_id, tenant_id="acme"))[0] == grpc.StatusCode.NOT_FOUND
+    assert (await _watched(served, node_id=mint("node")))[0] == grpc.StatusCode.NOT_FOUND
 
 
 @live
 async def test_rows_are_seen_by_the_tenant_they_belonged_to_when_written(served: Live) -> None:
     daemon = await reporting(served, sections(2))
+    await daemon.offer({name: body for name, body in sections(2).items() if name != "disks"}, {"disks": "of default"})
+    condition = "INSERT INTO conditions (node_id, type, device_id, tenant_id, status)"
+    served.rows(f"{condition} SELECT id, 'X', '', tenant_id, 'true' FROM nodes RETURNING 1")
+    label = "INSERT INTO node_labels (node_id, key, tenant_id, value, source)"
+    served.rows(f"{label} SELECT id, 'k', tenant_id, 'v', 'operator' FROM nodes RETURNING 1")
     served.rows("UPDATE nodes SET tenant_id = 'acme' RETURNING 1")
-    await daemon.offer(sections(1))
+    node = await served.api("nodes.get", nodeId=daemon.node_id, tenantId="acme")
+    assert (node["hostname"], node["missing"], node["conditions"], node["labels"]) == (None, [], [], {})
+    assert (await served.api("nodes.get", nodeId=daemon.node_id))["missing"][0]["error"] == "of default", "tenant * sees all"
+    await daemon.offer(sections(1), {"cpu": "of acme"})
+    node = await served.api("nodes.get", nodeId=daemon.node_id, tenantId="acme")
+    assert (node["hostname"], [one["error"] for one in node["missing"]]) == ("gpu-1", ["of acme"])
     history = await served.api("inventory.history", nodeId=daemon.node_id, tenantId="acme")
     assert len(history["snapshots"]) == 1
     assert len((await served.api("inventory.history", nodeId=daemon.node_id))["snapshots"]) == 2
@@ -260,6 +272,15 @@ async def test_nothing_appears_behind_a_cursor(served: Live) -> None:
     assert len(after["events"]) == 2
 
 
+async def _watched(served: Live, **keys: Any) -> tuple[grpc.StatusCode, str]:
+    """How a watch is refused."""
+    from bettercompute.control.v1 import events_pb2, events_pb2_grpc
+
+    async with grpc.aio.insecure_channel(served.receiver.config.listen_api) as channel:
+        call: Any = events_pb2_grpc.EventsServiceStub(channel).Watch(events_pb2.EventsServiceWatchRequest(**keys))
+        return await refused(asyncio.wait_for(call.read(), 5.0))
+
+
 @live
 async def test_watch_tells_each_event_as_it_is_committed(served: Live) -> None:
     from bettercompute.control.v1 import events_pb2, events_pb2_grpc
@@ -287,6 +308,12 @@ async def test_bad_requests_name_the_key_or_the_limit(served: Live) -> None:
         ("inventory.history", {"nodeId": daemon.node_id, "limit": 1001}, "1,000"),
         ("inventory.history", {"nodeId": daemon.node_id, "cursor": "x"}, "cursor 'x'"),
         ("events.list", {"cursor": "7"}, "cursor '7'"),
+        ("events.list", {"cursor": "-1.2"}, "cursor '-1.2'"),
+        ("events.list", {"limit": 2**32 - 1}, "1,000"),
+        ("nodes.list", {"limit": 1001}, "1,000"),
+        ("nodes.list", {"cursor": "1.2"}, "cursor '1.2'"),
+        ("nodes.list", {"cursor": "7\0"}, "cursor"),
+        ("nodes.list", {"status": "new"}, "adopting"),
         ("events.list", {"cursor": "9" * 40 + ".1"}, "cursor"),
         ("inventory.get", {}, "nodeId"),
         ("nodes.get", {"nodeId": "a\0b"}, ""),
@@ -295,6 +322,12 @@ async def test_bad_requests_name_the_key_or_the_limit(served: Live) -> None:
         code, text = await refused(served.api(method, **keys))
         assert code == grpc.StatusCode.INVALID_ARGUMENT, method
         assert words in text
+    assert (await _watched(served, cursor="x.1"))[0] == grpc.StatusCode.INVALID_ARGUMENT
+    assert served.receiver.registry.met["rows an API page"] == 3, "it is counted"
+    for method in ("inventory.history", "events.list"):
+        assert await served.api(method, nodeId=daemon.node_id, limit=1000) == await served.api(
+            method, nodeId=daemon.node_id, limit=0
+        )
 
 
 @live

@@ -274,6 +274,7 @@ CREATE TABLE node_labels (
 CREATE TABLE node_missing_sections (
   node_id TEXT NOT NULL,
   name TEXT NOT NULL,
+  tenant_id TEXT NOT NULL,
   error TEXT NOT NULL,
   source TEXT DEFAULT 'report' NOT NULL,
   last_snapshot_id TEXT,
