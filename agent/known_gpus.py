@@ -48,6 +48,15 @@ def _another(gpu: pb.Gpu, device_id: str | None) -> bool:
     return bool(device_id and gpu.device_id and device_id != gpu.device_id)
 
 
-def gpus(known: Known) -> tuple[pb.Gpu, ...]:
-    """The remembered GPUs, sorted by bus id: what the collector is handed."""
-    return tuple(known[bus_id].gpu for bus_id in sorted(known))
+def gpus(known: Known, named: Mapping[str, str] | None = None) -> tuple[pb.Gpu, ...]:
+    """The remembered GPUs, sorted by bus id: what the collector is handed.
+
+    `named`: bus id -> UUID, as the kernel log of this boot says it of GPUs that no inventory of this boot has shown.
+    """
+    here = {bus_id: remembered.gpu for bus_id, remembered in known.items()}
+    by_uuid = {gpu.uuid: gpu for gpu in here.values()}
+    for bus_id, uuid in (named or {}).items():
+        here[bus_id] = pb.Gpu(uuid=uuid)
+        here[bus_id].MergeFrom(by_uuid.get(uuid, pb.Gpu()))
+        here[bus_id].bus_id = bus_id
+    return tuple(here[bus_id] for bus_id in sorted(here))

@@ -162,7 +162,7 @@ class Daemon:
         names = sorted(triggers.ALL if whole else work.sections)
         # Taken before: what happens during the collection shows as a difference at the next start.
         prints = inventory.fingerprint(host, VERSION)
-        collected = await self._collector.collect(names, known_gpus.gpus(self._known))
+        collected = await self._collector.collect(names, known_gpus.gpus(self._known, self._watch.ledger.named))
         uptime = self._uptime(host)
         collected = settling.judge(self._learnt(collected, boot_id), uptime, self._config.settle)
         now = inventory.Inventory(boot_id, work.reason, time.time(), prints, (), (), {})

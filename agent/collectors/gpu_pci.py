@@ -55,22 +55,22 @@ def link_widths(files: Files, function: pb.PciFunction) -> list[int]:
     return [width for width in widths if width is not None and width in _WIDTHS]
 
 
-def told_by_driver(files: Files, function: pb.PciFunction) -> pb.Gpu | None:
-    """A GPU as the loaded module knows it without NVML, from /proc/driver/nvidia/gpus/0000:18:00.0/information:
+def identity(files: Files, function: pb.PciFunction) -> pb.Gpu:
+    """A GPU as PCI and the loaded module know it without NVML, from /proc/driver/nvidia/gpus/0000:18:00.0/information:
 
         Model:           NVIDIA H100 80GB HBM3
         GPU UUID:        GPU-2640f7c5-58ba-4407-a356-95c87de7ca51
         GPU Excluded:            No
 
-    None without a UUID (`GPU-????????-...` before the GPU was first initialized), and for one that the module was told to leave
-    alone (NVreg_ExcludedGpus): nothing is wrong with that.
+    Without a UUID where the module has none (`GPU-????????-...`: it never reached the GPU), and where it was told to leave the
+    GPU alone (NVreg_ExcludedGpus): nothing is wrong with that.
     """
     path = f"/proc/driver/nvidia/gpus/{sysfs_bus_id(function.bus_id)}/information"
     said = sysfs.colon_values(files.text(path) or "")
     uuid, name = said.get("GPU UUID", ""), said.get("Model", "")
-    if not uuid or "?" in uuid or said.get("GPU Excluded") == "Yes":
-        return None
-    gpu = pb.Gpu(uuid=uuid, bus_id=function.bus_id, device_id=function.device_id)
+    gpu = pb.Gpu(bus_id=function.bus_id, device_id=function.device_id)
+    if uuid and "?" not in uuid and said.get("GPU Excluded") != "Yes":
+        gpu.uuid = uuid
     if name and name != "Unknown":
         gpu.name = name
     if function.subsystem_id:

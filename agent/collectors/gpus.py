@@ -221,8 +221,10 @@ def _unlisted(ctx: Context, section: pb.GpusSection) -> list[pb.Gpu]:
 
 def _lost(ctx: Context, function: pb.PciFunction) -> pb.Gpu | None:
     """The GPU of a function that NVML does not list. The driver's word on which it is goes before what is remembered."""
-    told = gpu_pci.told_by_driver(ctx.files, function)
-    return _same(ctx.known, told or pb.Gpu(bus_id=function.bus_id)) or told
+    gpu = gpu_pci.identity(ctx.files, function)
+    if known := _same(ctx.known, gpu):
+        gpu.MergeFrom(_remembered(known, "lost"))
+    return gpu if gpu.uuid else None
 
 
 def _same(known: Iterable[pb.Gpu], gpu: pb.Gpu) -> pb.Gpu | None:

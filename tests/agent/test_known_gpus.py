@@ -60,6 +60,16 @@ def test_a_gpu_without_identity_is_not_remembered() -> None:
     assert learn({}, nameless, "boot-1") == {}
 
 
+def test_the_kernel_log_names_gpus_that_no_inventory_of_this_boot_has_shown() -> None:
+    known = learn({}, section(gpu("GPU-1", A, name="H100"), gpu("GPU-2", B)), "boot-1")
+    C = "00000000:3B:00.0"
+    assert [(g.bus_id, g.uuid, g.name) for g in gpus(known, {C: "GPU-3"})] == [
+        (A, "GPU-1", "H100"), (B, "GPU-2", ""), (C, "GPU-3", ""),
+    ]  # fmt: skip
+    assert [(g.bus_id, g.uuid, g.name) for g in gpus(known, {B: "GPU-1"})] == [(A, "GPU-1", "H100"), (B, "GPU-1", "H100")]
+    assert gpus(known, {}) == gpus(known)
+
+
 def test_the_collector_gets_them_in_the_order_of_bus_ids() -> None:
     known = learn({}, section(gpu("GPU-2", B), gpu("GPU-1", A)), "boot-1")
     assert [g.uuid for g in gpus(known)] == ["GPU-1", "GPU-2"]

@@ -513,3 +513,20 @@ def test_a_recorded_host_s_hang_costs_one_section_and_status_answers_all_the_whi
         assert slowest < 0.5
 
     bench.run(test)
+
+
+def test_a_gpu_that_was_lost_before_bcd_came_is_found_by_the_kernel_log_s_word(tmp_path: Path) -> None:
+    config = Config(data_dir=tmp_path / "data", settle=0.0)
+    config.data_dir.mkdir()
+    bench = Bench(tmp_path, HOSTS["lost-gpu"], config, FakeCollector())
+
+    async def test(run: Run) -> None:
+        lost: list[dict[str, Any]] = []
+        while not lost:
+            await asyncio.sleep(0.1)
+            lost = [device for device in (await run.ask("status"))["devices"] if device["state"] == "lost"]
+        assert [(device["busId"], device["offer"]) for device in lost] == [("00000000:C1:00.0", False)]
+        text = (HOSTS["lost-gpu"] / "kmsg").read_text()
+        assert f"GPU at PCI:0000:c1:00: {lost[0]['deviceId']}" in text
+
+    bench.run(test)

@@ -501,6 +501,15 @@ def test_a_gpu_without_a_name_or_that_the_driver_leaves_alone_is_not_made_up(tmp
     assert [gpu.uuid for gpu in section(tell(record(tmp_path / "host", nvml), 1, text)).gpus] == [UUIDS[0]]
 
 
+def test_a_lost_gpu_of_which_only_the_uuid_is_known_has_what_pci_and_the_driver_say(tmp_path: Path) -> None:
+    nvml = full()
+    del nvml["devices"][1]
+    text = INFORMATION.replace(UUIDS[1], "GPU-????????-????-????-????-????????????")
+    named = pb.Gpu(uuid=UUIDS[1], bus_id="00000000:3B:00.0")
+    lost = section(tell(record(tmp_path / "host", nvml), 1, text), (named,)).gpus[1]
+    assert (lost.uuid, lost.state, lost.device_id, lost.name) == (UUIDS[1], "lost", "2330", "NVIDIA H100 80GB HBM3")
+
+
 def test_the_drivers_word_on_which_gpu_is_there_goes_before_what_is_remembered(tmp_path: Path) -> None:
     nvml = full()
     del nvml["devices"][1]
