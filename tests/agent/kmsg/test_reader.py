@@ -332,6 +332,45 @@ def test_a_log_that_gives_nothing_has_ended(path: str, happened: str) -> None:
     assert happened in str(error)
 
 
+def once_failing(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """The first read fails so."""
+    real = os.read
+    errors = [OSError(number, os.strerror(number))]
+
+    def read(fd: int, size: int) -> bytes:
+        if errors:
+            raise errors.pop()
+        return real(fd, size)
+
+    monkeypatch.setattr(os, "read", read)
+
+
+@pytest.mark.parametrize("number", [errno.EPIPE, errno.EINVAL])
+def test_a_read_that_gives_no_record_does_not_end_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    path = fifo(tmp_path)
+
+    async def follow() -> list[Item]:
+        async with following(path, after=1) as item:
+            once_failing(monkeypatch, number)
+            waiting = item()
+            await asyncio.sleep(0.02)
+            path.write_bytes(record(4))
+            return [await waiting, await item()]
+
+    lost, found = asyncio.run(follow())
+    assert lost == Lost(2)
+    assert isinstance(found, Record)
+
+
+def test_any_other_error_ends_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "kmsg"
+    log.write_bytes(record(1))
+    once_failing(monkeypatch, errno.EIO)
+    error = failed(log)
+    assert error.reason == "ended"
+    assert os.strerror(errno.EIO) in str(error)
+
+
 # ---- this machine's
 
 
