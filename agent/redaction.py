@@ -5,8 +5,9 @@ references still match and binary tables (SMBIOS, VPD pages) keep their form. Di
 stay, and in hexadecimal names the Fs and the vendor's part: what was a placeholder remains one. The key is drawn for each
 recording, so that nothing can be looked up in another.
 
-Names are: serial numbers, asset tags, UUIDs, MACs, GUIDs, WWNs; the host name, in the kernel log and where the kernel keeps
-it; IPv4 addresses in the kernel log; the values of kernel arguments that bcd does not show, which may be secrets.
+Names are: serial numbers, asset tags, UUIDs, MACs, GUIDs, WWNs; the host name, in the kernel log, where the kernel keeps it and
+in names of volumes; IPv4 addresses in the kernel log; the values of kernel arguments that bcd does not show, which may be secrets;
+mounts that no collector looks at.
 """
 
 import hashlib
@@ -35,6 +36,11 @@ _HEX = (
 _PUBLIC = {"8be4df6193ca11d2aa0d00e098032b8c", "c12a7328f81f11d2ba4b00a0c93ec93b"}  # EFI's own variables, an EFI partition
 _IPV4 = re.compile(r"\b(?!0\.|127\.)\d{1,3}(?:\.\d{1,3}){3}\b")
 _HARMLESS = ("BOOT_IMAGE", "console", "root")  # kernel arguments whose value tells nothing more once the names in it are gone
+# Where the host's name stands, by itself or in the name of a volume group or an md array.
+_NAMES_HOST = re.compile(
+    r"/kmsg|/host\.json|/etc/hostname|/proc/cmdline|/proc/sys/kernel/hostname|/proc/\w+/mountinfo|/run/udev/data/.*|/sys/.*/dm/name"
+)
+_MOUNT = re.compile(r"\S+ \S+ \S+ \S+ (?:/ |.* - cgroup2? )")  # what a collector looks at; others name servers, people
 _COMMAND_LINE = re.compile(r"(?im)((?:kernel )?command line: )(.*)$")
 
 # What firmware writes where it has no serial. Repeated characters and ascending runs are found by rule.
@@ -192,7 +198,7 @@ def _redacted(path: str, data: bytes, replace: Callable[[bytes], bytes], names: 
     if path.endswith("/vpd_pg89"):
         return _exchanged(replace(_exchanged(data)))
     data = replace(data)
-    if path not in ("/kmsg", "/host.json", "/proc/cmdline", "/etc/hostname", "/proc/sys/kernel/hostname"):
+    if not _NAMES_HOST.fullmatch(path):
         return data
     text = data.decode(errors="surrogateescape")
     if path == "/proc/cmdline":
@@ -200,8 +206,13 @@ def _redacted(path: str, data: bytes, replace: Callable[[bytes], bytes], names: 
     if path == "/kmsg":
         text = _COMMAND_LINE.sub(lambda found: found[1] + _command_line(names, found[2]), text)
         text = _IPV4.sub(lambda found: names.shaped(found[0]), text)
+    if path.endswith("/mountinfo"):
+        text = "".join(line for line in text.splitlines(keepends=True) if _MOUNT.match(line))
     for host in hosts:
-        text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", names.shaped(host), text)
+        new = names.shaped(host)
+        for dash in ("-", "--"):  # the device mapper doubles a dash that is part of a name: web-1's `web--1--vg-root`
+            old = re.escape(host.replace("-", dash))
+            text = re.sub(rf"(?<![0-9A-Za-z]){old}(?![0-9A-Za-z])", new.replace("-", dash), text)
     return text.encode(errors="surrogateescape")
 
 

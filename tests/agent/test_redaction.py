@@ -185,6 +185,27 @@ def test_the_host_name_goes_from_the_kernel_log_and_where_the_kernel_keeps_it(tm
     assert host.read("/etc/os-release") == b"NAME=cuda7\n"  # a word like any other in other files
 
 
+def test_the_host_name_goes_from_volumes_and_mounts_that_nobody_looks_at_go(tmp_path: Path) -> None:
+    mounts = (
+        "22 1 253:0 / / rw - ext4 /dev/mapper/web--01--vg-root rw\n"
+        "30 22 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw\n"
+        "99 22 0:50 / /home/alice rw - nfs4 nas.corp.example:/export rw\n"
+    )
+    files: dict[str, Content] = {
+        "/proc/self/mountinfo": mounts,
+        "/sys/devices/virtual/block/dm-0/dm/name": "web--01--vg-root\n",
+        "/run/udev/data/b9:127": "E:MD_NAME=web-01:0\n",
+    }
+    directory = redacted(tmp_path, files, {"uname": {"hostname": "web-01"}})
+    text = everything(directory)
+    assert not any(name in text for name in ("web-01", "web--01", "alice", "nas.corp"))
+    root, cgroup = (directory / "root/proc/self/mountinfo").read_text().splitlines()
+    name = (directory / "root/sys/devices/virtual/block/dm-0/dm/name").read_text().strip()
+    assert root.endswith(f" - ext4 /dev/mapper/{name} rw")
+    assert name.endswith("--vg-root")
+    assert cgroup in mounts
+
+
 def test_command_lines_lose_their_secrets_and_keep_what_is_shown(tmp_path: Path) -> None:
     line = f'BOOT_IMAGE=/vmlinuz root=UUID={UUID} hugepages=16 token=s3cret dyndbg="file a +p" quiet -- --password=hunter2'
     directory = redacted(tmp_path, {"/proc/cmdline": line + "\n"}, kmsg=f"5,2,0,-;Kernel command line: {line}\n6,3,0,-;token\n")
