@@ -20,10 +20,14 @@ _NOBODY = Places()
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The ledger of this boot, None when nothing is known of it. `error`: why the log was not read to its end; empty: it was."""
+    """The ledger of this boot, None when nothing is known of it. `error`: why the log was not read to its end; empty: it was.
+
+    `reason`: one word for it, as of the condition KernelLogUnavailable (`absent`, `permission`, `ended`), where there is one.
+    """
 
     ledger: Ledger | None
     error: str = ""
+    reason: str = ""
 
 
 def path_of(host_dir: Path | None) -> Path:
@@ -46,7 +50,7 @@ async def look(path: Path, stored: Stored, booted_at: float = 0.0, trust_userspa
     try:
         ended = await ring.read(Reader(path, stored.cursor))
     except KernelLogError as error:
-        return Look(known, str(error))
+        return Look(known, str(error), error.reason)
     return Look(ring.ledger, "" if ended else f"{path} was not read to its end within {_PATIENCE:g} s")
 
 

@@ -175,6 +175,15 @@ def test_two_independent_kinds_are_trusted(found: Identifiers, trusted: bool) ->
         (pb.GpusSection(error=pb.NvmlFailure(reason="Error", message="x")), "NVML does not answer: Error"),
         (pb.GpusSection(gpus=[pb.Gpu(uuid="GPU-1", state="lost")]), "GPU-1 lost or assigned"),
         (pb.GpusSection(gpus=[pb.Gpu(bus_id="00000000:18:00.0", assigned=True)]), "00000000:18:00.0 lost or assigned"),
+        (
+            pb.GpusSection(
+                pci_functions=[
+                    pb.PciFunction(bus_id="00000000:18:00.0", class_code="030200", driver="vfio-pci"),
+                    pb.PciFunction(bus_id="00000000:07:00.0", class_code="068000"),  # a switch
+                ]
+            ),
+            "00000000:18:00.0 lost or assigned",
+        ),
     ],
 )
 def test_a_key_without_all_gpus_is_provisional(gpus: pb.GpusSection | None, reason: str | None) -> None:

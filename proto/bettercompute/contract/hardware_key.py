@@ -80,14 +80,17 @@ def identifiers(
 def provisional(system: pb.SystemSection | None, nics: pb.NicsSection | None, gpus: pb.GpusSection | None) -> str | None:
     """Why a key of these sections must not replace a stored one; None when it may.
 
-    A GPU that is lost or assigned away may be told from memory or not at all: the same machine would get two keys.
+    A GPU that is lost or assigned away may be told from memory, or by PCI alone: the same machine would get two keys.
     """
     for name, section in (("system", system), ("nics", nics), ("gpus", gpus)):
         if section is None:
             return f"section {name} is missing"
     if gpus is not None and gpus.HasField("error"):
         return f"NVML does not answer: {gpus.error.reason}"
-    away = [gpu.uuid or gpu.bus_id for gpu in (gpus.gpus if gpus else ()) if gpu.state == "lost" or gpu.assigned]
+    told = gpus.gpus if gpus else ()
+    away = [gpu.uuid or gpu.bus_id for gpu in told if gpu.state == "lost" or gpu.assigned]
+    here = {gpu.bus_id for gpu in told}
+    away += [f.bus_id for f in (gpus.pci_functions if gpus else ()) if f.class_code.startswith("03") and f.bus_id not in here]
     return f"{', '.join(away)} lost or assigned" if away else None
 
 
