@@ -40,7 +40,8 @@ WITH due AS (
   sent AS (
     UPDATE commands c SET state = 'sent', sent_at = coalesce(c.sent_at, now()) FROM due WHERE c.id = due.id
     RETURNING c.id, c.kind, c.payload, c.idempotency_key, c.not_after, c.created_at)
-SELECT id, kind, payload, idempotency_key, greatest(extract(epoch FROM not_after - clock_timestamp()), 0)::float8
+SELECT id, kind, payload, idempotency_key,
+  CASE WHEN not_after IS NOT NULL THEN greatest(extract(epoch FROM not_after - clock_timestamp()), 0)::float8 END
 FROM sent ORDER BY created_at, id
 """
 

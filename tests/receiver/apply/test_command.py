@@ -39,6 +39,13 @@ def test_a_command_is_handed_over_whole(tx: Connection) -> None:
     assert row(tx, command_id) == ("sent", "", None, False)
 
 
+def test_a_command_without_a_latest_start_has_none_and_not_none_left(tx: Connection) -> None:
+    epoch = join(tx)
+    queue(tx, NODE, "diag.nvml", {}, "key")
+    (command,) = due(tx, NODE, epoch, [])
+    assert command.start_within is None
+
+
 def test_the_same_key_is_the_same_command(tx: Connection) -> None:
     join(tx)
     join(tx, OTHER)
