@@ -155,8 +155,9 @@ class Runner:
         by_boot = kind is not None and kind.after_crash is AfterCrash.BY_BOOT
         if record is not None and by_boot and record.boot_id != self._node.boot_id:
             return self._rebooted(record)
-        # Its start was in time when its effect has begun already.
-        begun = record is not None and record.began is not None
+        # A repeat was in time once: what does no harm runs again whenever it comes, a reboot when it had begun.
+        harmless = kind is not None and kind.after_crash is AfterCrash.AGAIN
+        begun = record is not None and (harmless or record.began is not None)
         deadline = None if begun or command.start_within is None else at + command.start_within
         return await self._start(command, kind, deadline)
 

@@ -323,6 +323,12 @@ def test_a_reboot_s_repeat_in_the_same_boot_starts_it_again_and_in_another_answe
     assert bench.ran == ["cmd_1", "cmd_1"]
 
 
+def test_a_late_repeat_of_what_does_no_harm_runs_again_and_of_a_reboot_that_had_not_begun_expires(bench: Bench) -> None:
+    for kind, status in (("again", "succeeded"), ("reboot", "expired")):
+        bench.die_in(order(kind, kind))
+        assert {r.status for r in bench.life(order(kind, kind, within=0.0)) if r.id == kind} == {status}
+
+
 def test_a_repeat_whose_effect_has_begun_is_not_too_late(bench: Bench) -> None:
     bench.die_in(order("reboot"))
     record = bench.store.get("cmd_1")
