@@ -6,8 +6,8 @@ stay, and in hexadecimal names the Fs and the vendor's part: what was a placehol
 recording, so that nothing can be looked up in another.
 
 Names are: serial numbers, asset tags, UUIDs, MACs, GUIDs, WWNs; the host name, in the kernel log, where the kernel keeps it and
-in names of volumes; IPv4 addresses in the kernel log; the values of kernel arguments that bcd does not show, which may be secrets;
-mounts that no collector looks at.
+in names of volumes; IPv4 addresses in the kernel log; the values of kernel arguments that bcd does not show, which may be
+secrets; mounts that no collector looks at.
 """
 
 import hashlib

@@ -88,14 +88,12 @@ def number(answer: object, bits: int = 32) -> int | None:
     """An unsigned number of fewer than `bits` bits; negative, all-ones and other types are None."""
     if isinstance(answer, bool) or not isinstance(answer, int):
         return None
-    return answer if 0 <= answer < (1 << bits) - 1 and answer != 0xFFFFFFFF else None
+    return answer if 0 <= answer < (1 << bits) - 1 else None
 
 
 def number64(answer: object) -> int | None:
     """A counter or size of 64 bits."""
-    if isinstance(answer, bool) or not isinstance(answer, int):
-        return None
-    return answer if 0 <= answer < (1 << 64) - 1 else None
+    return number(answer, 64)
 
 
 def node(answer: object) -> int | None:

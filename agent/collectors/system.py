@@ -95,7 +95,9 @@ def collect(ctx: Context) -> pb.SystemSection:
         bmc_present=_bmc(files, table),
         tpm_version=_tpm(files),
     )
-    _set_parts(section, dmi)
+    for name, part in _parts(dmi).items():
+        if part.ListFields():
+            getattr(section, name).CopyFrom(part)
     section.unreadable.extend(files.unreadable())
     return section
 
@@ -110,27 +112,23 @@ def chassis_name(number: str | None) -> str | None:
     return _CHASSIS.get(kind, f"type {kind}") if kind not in (None, 0, 2) else None
 
 
-def _set_parts(section: pb.SystemSection, dmi: Mapping[str, str]) -> None:
-    """Board, chassis and BIOS: a message that would be empty is absent."""
-    board = pb.Board(
-        vendor=dmi.get("board_vendor"),
-        name=dmi.get("board_name"),
-        version=dmi.get("board_version"),
-        serial=dmi.get("board_serial"),
-    )
-    chassis = pb.Chassis(
-        vendor=dmi.get("chassis_vendor"),
-        name=chassis_name(dmi.get("chassis_type")),
-        version=dmi.get("chassis_version"),
-        serial=dmi.get("chassis_serial"),
-    )
-    bios = pb.Bios(vendor=dmi.get("bios_vendor"), version=dmi.get("bios_version"), date=dmi.get("bios_date"))
-    if board.ByteSize():
-        section.board.CopyFrom(board)
-    if chassis.ByteSize():
-        section.chassis.CopyFrom(chassis)
-    if bios.ByteSize():
-        section.bios.CopyFrom(bios)
+def _parts(dmi: Mapping[str, str]) -> dict[str, pb.Board | pb.Chassis | pb.Bios]:
+    """Board, chassis and BIOS, by the section's fields; one of which firmware says nothing has no fields set."""
+    return {
+        "board": pb.Board(
+            vendor=dmi.get("board_vendor"),
+            name=dmi.get("board_name"),
+            version=dmi.get("board_version"),
+            serial=dmi.get("board_serial"),
+        ),
+        "chassis": pb.Chassis(
+            vendor=dmi.get("chassis_vendor"),
+            name=chassis_name(dmi.get("chassis_type")),
+            version=dmi.get("chassis_version"),
+            serial=dmi.get("chassis_serial"),
+        ),
+        "bios": pb.Bios(vendor=dmi.get("bios_vendor"), version=dmi.get("bios_version"), date=dmi.get("bios_date")),
+    }
 
 
 def _tree(files: Files, name: str) -> str | None:
