@@ -307,6 +307,7 @@ class Daemon:
             "sessionError": link.state.error,
             "nextAttemptAt": status.moment(link.state.next_attempt),
             "epoch": link.state.epoch,
+            "clockDifference": link.clock_difference,
             "applied": link.machine.is_applied,
             "lastAnswer": refresh.words(self._refresh.answer) if self._refresh.answer else None,
             "collecting": self._triggers.started > self._triggers.done,

@@ -164,6 +164,7 @@ def _welcome(w: pb.Welcome) -> m.Welcome:
         status_interval=max(interval, 1.0),
         applied_digest=w.applied_digest,
         chunk_bytes=min(w.limits.chunk_bytes or CHUNK_BYTES, CHUNK_BYTES),
+        now=w.now.seconds + w.now.nanos / 1e9 if w.HasField("now") else None,
     )
 
 

@@ -139,6 +139,7 @@ class Welcome:
     status_interval: float
     applied_digest: str
     chunk_bytes: int
+    now: float | None = None  # Unix seconds by the gateway's clock
 
 
 @dataclass(frozen=True, slots=True)

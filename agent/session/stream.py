@@ -116,6 +116,7 @@ class Link:
         self.machine = machine.State()
         self.state = LinkState("connecting", time.time(), server)
         self.sent = Sent()
+        self.clock_difference: float | None = None  # seconds that the receiver's clock was ahead at the last Welcome
         self._server = server
         self._metadata = metadata(node_id)
         self._hello = hello
@@ -204,7 +205,10 @@ class Link:
 
     async def _read(self, call: "_Call") -> None:
         while isinstance(response := await call.read(), pb.SessionResponse):  # not so at the end of the stream
-            self.feed(codec.decode(response))
+            message = codec.decode(response)
+            if isinstance(message, m.Welcome) and message.now is not None:
+                self.clock_difference = message.now - time.time()
+            self.feed(message)
             if self._ended.is_set():
                 return
 

@@ -3,6 +3,7 @@
 import pytest
 from bettercompute.agent.v1 import session_pb2 as pb
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,6 +82,10 @@ def test_welcome_has_sane_defaults_where_the_gateway_says_nothing() -> None:
     assert bare == m.Welcome("n", 3, 30.0, "", codec.CHUNK_BYTES)
     busy = pb.Welcome(status_interval=Duration(nanos=1), limits=pb.Limits(chunk_bytes=1000))
     assert codec.decode(pb.SessionResponse(welcome=busy)) == m.Welcome("", 0, 1.0, "", 1000)
+    timed = pb.Welcome(now=Timestamp(seconds=1_700_000_000, nanos=250_000_000))
+    welcome = codec.decode(pb.SessionResponse(welcome=timed))
+    assert isinstance(welcome, m.Welcome)
+    assert welcome.now == 1_700_000_000.25
 
 
 @pytest.mark.parametrize(

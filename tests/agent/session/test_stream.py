@@ -9,6 +9,7 @@ import pytest
 from bettercompute.agent.v1 import session_pb2 as pb
 from bettercompute.contract.sections import digest, section_hash
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from agent.sections import Section
 from agent.session import machine
@@ -57,6 +58,17 @@ def sessions(count: int) -> Callable[[FakeGateway, Link], object]:
 async def stay(stream: Stream) -> None:
     await stream.welcome(applied=INVENTORY.digest)
     await stream.stay()
+
+
+def test_knows_how_far_the_receivers_clock_is_ahead(tmp_path: Path) -> None:
+    async def script(stream: Stream) -> None:
+        await stream.next("hello")
+        await stream.say(welcome=pb.Welcome(node_id="n", epoch=1, now=Timestamp(seconds=int(time.time()) + 90)))
+        await stream.stay()
+
+    link = talk(tmp_path, lambda gateway, link: link.machine.welcomed, script)
+    assert link.clock_difference is not None
+    assert 85 < link.clock_difference < 91
 
 
 def test_says_who_it_is_reports_and_offers_and_sends_what_is_wanted(tmp_path: Path) -> None:
