@@ -102,7 +102,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("command", choices=["api"], help="the one command there is")
     parser.add_argument("method", metavar="METHOD", help="what to ask, such as inventory.get")
     parser.add_argument("pairs", metavar="key=value", nargs="*", help="the method's keys; a list is a,b,c")
-    parser.add_argument("--format", choices=["table", "json", "yaml"], default="table", help="how to print (default: table)")
+    parser.add_argument(
+        "--format",
+        choices=["table", "json", "yaml"],
+        default="table",
+        help="how to print: a table is for people, json and yaml have every field (default: table)",
+    )
     parser.add_argument(
         "--server",
         default=os.environ.get("BETTER_COMPUTE_SERVER") or SERVER,

@@ -6,13 +6,17 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import IO, Any
 
+from receiver.client_views import LINES, SORTED, VIEWS, WRAPPED
+
 TIME = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z$")
 HASH = re.compile(r"^(advisory:)?[0-9a-f]{64}$")
 AGES = ((86_400 * 2, 86_400, "d"), (3_600 * 2, 3_600, "h"), (120, 60, "m"), (0, 1, "s"))
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 PIPE_WIDTH = 100_000
 INLINE = 4  # objects of a list that are shown in a cell; of more, their number
-CELL = 60  # characters of a nested value in a terminal's table
+WORDS = 12  # words of a list that are shown; of more, their number and these
+NARROW, ROOMY = 15, 48  # columns that a text which may wrap has at least, alone and before others
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")  # what a node says moves no cursor
 
 
 def render(value: Mapping[str, Any], form: str, out: IO[str], now: datetime) -> None:
@@ -36,8 +40,10 @@ def render_line(value: Mapping[str, Any], form: str, out: IO[str], now: datetime
         out.write("---\n")
         render(value, form, out, now)
     else:
-        flat = {key: one for part in value.values() if isinstance(part, Mapping) for key, one in part.items()}
-        out.write("  ".join(cell(one, now) for one in flat.values() if one is not None) + "\n")
+        for name, part in value.items():
+            if isinstance(part, Mapping):  # an `event` is a line as it is in the list of `events`
+                shown = view(part) if (view := VIEWS.get(f"{name}s")) else part
+                out.write("  ".join(cell(one, now) for one in shown.values() if one is not None) + "\n")
     out.flush()
 
 
@@ -77,8 +83,10 @@ def cell(value: Any, now: datetime, key: str = "") -> str:
         nested = any(isinstance(one, Mapping) for one in value)
         if nested and len(value) > INLINE:
             return f"{len(value)} entries"
+        if len(value) > WORDS + 2:
+            return f"{len(value)}: {', '.join(cell(one, now) for one in value[:WORDS])}, ..."
         return (" | " if nested else ", ").join(cell(one, now) for one in value) or "-"
-    text = str(value)
+    text = CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", str(value))
     if TIME.match(text):
         moment = datetime.fromisoformat(text)
         return f"{text[:19]}Z ({age((now - moment).total_seconds())})"
@@ -113,7 +121,7 @@ class _Drawing:
         """A whole answer. One that is a page of a list is drawn as that list, with its cursor below."""
         lists = [key for key, one in value.items() if isinstance(one, list)]
         if len(lists) == 1 and set(value) <= {*lists, "nextCursor"}:
-            self.page(value[lists[0]], lists[0])
+            self.rows(value[lists[0]], lists[0])
             if value.get("nextCursor"):
                 self.line(f"go on with cursor={value['nextCursor']}", "dim")
         else:
@@ -124,11 +132,13 @@ class _Drawing:
         value = {key: one for key, one in value.items() if not path or one not in (None, "", [], {})}
         if not value:
             self.line("nothing", "dim")
+        paths = {key: f"{path}.{key}" if path else key for key in value}
+        value = {key: LINES[paths[key]](one) if paths[key] in LINES else one for key, one in value.items()}
         nested = {key: one for key, one in value.items() if _is_nested(one)}
         flat = {key: cell(one, self.now, key) for key, one in value.items() if key not in nested}
         self.pairs(flat)
         for key, one in nested.items():
-            name = f"{path}.{key}" if path else key
+            name = paths[key]
             if name == "sections":  # their names are headings enough
                 for section, fields in one.items():
                     self.below(section, fields)
@@ -143,52 +153,35 @@ class _Drawing:
         else:
             self.fields(value, name)
 
-    def page(self, rows: Sequence[Mapping[str, Any]], name: str) -> None:
-        """The list that is the answer: on a terminal as many columns as fit, the others named below."""
+    def rows(self, rows: Sequence[Mapping[str, Any]], path: str) -> None:
+        """A list of objects as a table: the columns that a person needs, on a terminal as many as fit, the others named below."""
+        if not rows:
+            self.line(f"no {path.rpartition('.')[2] or 'rows'}", "dim")
+            return
+        view = VIEWS.get(path)
+        shown = [view(row) for row in sorted(rows, key=SORTED.get(path, lambda _: 0))] if view else rows
+        table = [{key: cell(row.get(key), self.now, key) for key in _columns(shown)} for row in shown]
         keys: list[str] = []
         left_out: list[str] = []
-        for key in _columns(rows):
-            fits = not self.terminal or not keys or self.width(rows, [*keys, key]) <= self.console.width
+        for key in table[0]:
+            fits = not self.terminal or not keys or _width(table, [*keys, key]) <= self.console.width
             (keys if fits else left_out).append(key)
-        if not rows:
-            self.line(f"no {name}", "dim")
-            return
-        self.console.print(self.grid(rows, keys))
+        self.console.print(self.grid(table, keys))
         if left_out:
             self.line(f"not shown for want of width: {', '.join(left_out)}", "dim")
 
-    def rows(self, rows: Sequence[Mapping[str, Any]], name: str) -> None:
-        """A list of objects as a table; on a terminal that is too narrow for it, one block an object."""
-        if not rows:
-            self.line(f"no {name.rpartition('.')[2] or 'rows'}", "dim")
-            return
-        keys = _columns(rows)
-        if self.terminal and self.width(rows, keys) > self.console.width:
-            for number, row in enumerate(rows):
-                self.line(f"\n{name}[{number}]", "bold")
-                self.block(row)
-        else:
-            self.console.print(self.grid(rows, keys))
-
-    def width(self, rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> int:
-        """How wide the table would be; more than the terminal is not told apart."""
-        wide = self.console.options.update(width=PIPE_WIDTH)
-        return int(self.grid(rows, keys).__rich_measure__(self.console, wide).maximum)
-
-    def grid(self, rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> Any:
-        """The table of `rows` with a column for each of `keys`."""
+    def grid(self, rows: Sequence[Mapping[str, str]], keys: Sequence[str]) -> Any:
+        """The table of `rows` with a column for each of `keys`; on a terminal a text goes on below itself."""
         from rich.table import Table
+        from rich.text import Text
 
         table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
         for key in keys:
-            table.add_column(key, no_wrap=True)
+            wraps = self.terminal and key in WRAPPED
+            table.add_column(key, overflow="fold", no_wrap=not wraps, min_width=None if wraps else _longest(rows, key))
         for row in rows:
-            table.add_row(*(self.text(row.get(key), key) for key in keys))
+            table.add_row(*(Text(row[key]) for key in keys))
         return table
-
-    def block(self, row: Mapping[str, Any]) -> None:
-        """One object of a list, a line a key; what is absent left out."""
-        self.pairs({f"  {key}": cell(one, self.now, key) for key, one in row.items() if one not in (None, "", [], {})})
 
     def pairs(self, named: Mapping[str, str]) -> None:
         """Names and values in two columns; on a terminal a long value goes on below itself."""
@@ -203,14 +196,6 @@ class _Drawing:
         if named:
             self.console.print(table)
 
-    def text(self, value: Any, key: str) -> Any:
-        """A table's cell; on a terminal a nested value is cut."""
-        from rich.text import Text
-
-        text = cell(value, self.now, key)
-        cut = self.terminal and isinstance(value, Mapping | list) and len(text) > CELL
-        return Text(text[: CELL - 1] + "…" if cut else text)
-
     def line(self, text: str, style: str = "") -> None:
         """One line, taken literally (square brackets are no markup)."""
         self.console.print(text, style=style or None, markup=False)
@@ -220,6 +205,16 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The keys that have a value in some row, in their order; all when none has."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
     return [key for key in keys if any(row.get(key) not in (None, "", [], {}) for row in rows)] or keys
+
+
+def _longest(rows: Sequence[Mapping[str, str]], key: str) -> int:
+    return max(len(key), *(len(row[key]) for row in rows))
+
+
+def _width(rows: Sequence[Mapping[str, str]], keys: Sequence[str]) -> int:
+    """How wide a table of these columns must be at least; a text leaves room to others only where it has enough itself."""
+    least = NARROW if keys[-1] in WRAPPED else ROOMY
+    return sum(min(_longest(rows, key), least) if key in WRAPPED else _longest(rows, key) for key in keys) + 2 * (len(keys) - 1)
 
 
 def _is_nested(value: Any) -> bool:
