@@ -23,12 +23,11 @@ def limit(payload: Payload) -> float:
 async def run(order: Order, node: Node) -> Payload:
     """Answers `passed`, `level`, DCGM's version and each result."""
     level = _level(order.payload)
-    dcgmi = node.program("dcgmi")
     if level >= 2:
         uuids = {gpu.uuid for gpu in node.gpus()}
         found = await busy.users(node, node.gpus(), node.config.reset_pause)
         busy.refuse("gpu-busy", [user for user in found if user.uses(uuids)])
-    ran = await program.run([dcgmi, "diag", "-r", str(level), "-j"], LIMITS[level])
+    ran = await program.run([node.program("dcgmi"), "diag", "-r", str(level), "-j"], LIMITS[level])
     diagnosis = parse(ran.out)
     if diagnosis is None:
         raise Failed("DcgmFailed", f"dcgmi ended with {ran.code} and no diagnosis: {ran.said or 'it said nothing'}")

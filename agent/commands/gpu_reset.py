@@ -35,9 +35,9 @@ async def run(order: Order, node: Node) -> Payload:
         raise Refused("not-supported", f"{device} is a virtual GPU: only its host can reset the real one")
     group = reset.group(gpus, target, reset.fabric_manager_runs(node.host))
     uuids = [gpu.uuid for gpu in group]
-    nvidia_smi = node.program("nvidia_smi")
     async with node.quiet():
         await _refuse_if_busy(node, gpus, uuids, node.config.reset_pause)
+        nvidia_smi = node.program("nvidia_smi")
         async with _paused(order, node) as not_started:
             await _refuse_if_busy(node, gpus, uuids, ())
             order.begin(uuids, SPACING)

@@ -19,10 +19,10 @@ async def run(order: Order, node: Node) -> Payload:
     force = order.payload.get("force", False)
     if not isinstance(force, bool):
         raise bad("force", force, "true or false")
-    systemctl = node.program("systemctl")
     if not force:
         # Every user counts, VMs without a GPU too.
         busy.refuse("node-busy", await busy.users(node, node.gpus(), node.config.reset_pause))
+    systemctl = node.program("systemctl")
     order.begin(("node",), SPACING)
     ran = await program.run([systemctl, "reboot"], ASKING)
     if ran.code != 0:
