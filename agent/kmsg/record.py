@@ -59,8 +59,8 @@ def parse(data: bytes) -> Record | Unparsed:
     priority, seq, stamp, flags = prefix.groups()
     if (number := int(seq)) > _MAX_SEQUENCE:
         return Unparsed(data)
-    text, newline, rest = data[prefix.end() :].partition(b"\n")
-    return Record(number, int(priority), int(stamp), decoded(flags), decoded(text), _dictionary(rest) if newline else {})
+    text, _, rest = data[prefix.end() :].partition(b"\n")
+    return Record(number, int(priority), int(stamp), decoded(flags), decoded(text), _dictionary(rest) if rest else {})
 
 
 def decoded(data: bytes) -> str:

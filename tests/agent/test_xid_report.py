@@ -194,7 +194,8 @@ def test_standard_input_is_read_when_no_file_is_named(arguments: list[str]) -> N
 
 def test_a_live_log_is_told_as_it_comes(tmp_path: Path) -> None:
     """`journalctl -kf | bcd xid --each`."""
-    with subprocess.Popen(bcd("xid", "--each"), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(bcd("xid", "--each"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
         assert process.stdin
         assert process.stdout
         for text in ("79, one", "31, two"):

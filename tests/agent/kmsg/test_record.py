@@ -38,7 +38,7 @@ def test_a_sequence_number_has_64_bits() -> None:
 def test_any_flag_is_taken(flags: bytes) -> None:
     record = parse(b"6,1,2," + flags + b";x")
     assert isinstance(record, Record)
-    assert (record.flags, record.text) == (flags.decode(), "x")
+    assert (record.flags, record.text, record.dictionary) == (flags.decode(), "x", {})
 
 
 @pytest.mark.parametrize(
