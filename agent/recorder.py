@@ -28,12 +28,14 @@ _KMSG_LIMIT = 32 << 20  # bytes: more than any ring holds; a storm of messages m
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What was recorded. `failed` maps sections that could not be collected to the reason; `replaced` counts names redacted."""
+    """What was recorded. `failed` maps sections that could not be collected to the reason; `replaced` counts names redacted;
+    `unreadable` are the files that were there and could not be read, as the recorded host says from now on too."""
 
     directory: Path
     files: int
     failed: Mapping[str, str] = field(default_factory=dict)
     replaced: int | None = None
+    unreadable: tuple[str, ...] = ()
 
 
 def capture(
@@ -83,7 +85,8 @@ def _capture(directory: Path, redact: bool, host: Path | None, options: Options,
     if kmsg:
         (directory / "kmsg").write_bytes(kmsg)
     replaced = redact_directory(directory) if redact else None
-    return Captured(directory, sum(1 for p in directory.rglob("*") if p.is_file()), failed, replaced)
+    files = sum(1 for p in directory.rglob("*") if p.is_file())
+    return Captured(directory, files, failed, replaced, tuple(sorted(facts.get("errors", ()))))
 
 
 def _make(directory: Path) -> None:

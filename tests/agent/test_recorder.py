@@ -93,6 +93,7 @@ def test_a_recording_of_a_recorded_host_is_that_host(tmp_path: Path) -> None:
     assert (tmp_path / "b/kmsg").read_bytes() == b"6,1,0,-;hello\n"
     assert os.readlink(tmp_path / "b/root/etc/os-release") == "../usr/lib/os-release"
     assert json.loads((tmp_path / "b/host.json").read_text())["errors"] == {"/sys/class/dmi/id/product_serial": errno.EACCES}
+    assert done.unreadable == ("/sys/class/dmi/id/product_serial",)
 
 
 def test_a_recording_of_this_machine_has_its_sections_without_its_empty_directories_too(tmp_path: Path) -> None:
