@@ -28,6 +28,7 @@ STATUS = {
     "sections": [{"name": "os", "hash": "f" * 64, "bytes": 2048, "collectedAt": "2026-03-01T10:00:00.000Z"}],
     "missing": [{"name": "gpus", "error": "settling", "detail": "1 of 8 GPUs answer", "collectedAt": "2026-03-01T12:00:30.000Z"}],
     "devices": [],
+    "holds": [],
     "conditions": [],
     "kernelLog": {"available": True, "reason": None, "lostRecords": 0, "unattributed": [], "overflow": 0, "notSaved": None},
 }
@@ -85,6 +86,16 @@ def test_status_says_what_the_receiver_has_and_how_old_each_section_is() -> None
     assert "  gpus  -                    30 s ago       settling: 1 of 8 GPUs answer" in text
     assert "  os    ffffffffffff  2 KiB  2 h 1 min ago" in text
     assert "abandoned" not in text
+
+
+def test_status_shows_holds_with_what_became_of_them() -> None:
+    holds = [
+        {"id": "a", "owner": "metal", "kind": "allocation", "devices": ["GPU-1", "GPU-2"], "state": "held"},
+        {"id": "b.json", "state": "unreadable", "reason": "not JSON", "devices": ["*"]},
+    ]
+    text = "\n".join(plain(status_blocks(STATUS | {"holds": holds}, NOW)))
+    assert "  a       metal  allocation  GPU-1 GPU-2  held" in text
+    assert "unreadable  not JSON" in text
 
 
 def test_status_before_the_first_collection() -> None:

@@ -105,8 +105,12 @@ class Node:
     id: str = ""
 
     def start(self) -> None:
-        self.run.daemon(self.name, self.machine.host, self.machine.env)
+        self.boot()
         self.id = self.run.applied(self.name)["nodeId"]
+
+    def boot(self) -> None:
+        """Starts bcd, which may go down again at once."""
+        self.run.daemon(self.name, self.machine.host, self.machine.env)
 
     def order(self, kind: str, **payload: Any) -> str:
         return queue(str(self.run.base / "receiver"), self.id, kind, payload)
@@ -211,10 +215,10 @@ def test_killed_at_any_point_a_reboot_happens_exactly_once(run: Fleet) -> None:
         time.sleep(chance.uniform(0.0, 0.15))
         run.daemons[node.name].kill()
         node.machine.wait_until_up()
-        node.start()
+        node.boot()
         while not _answered(node, command):  # the machine goes down under bcd when it had not been asked before
             node.machine.wait_until_up()
-            node.start()
+            node.boot()
         assert node.answer(command)["state"] == "succeeded"
         assert node.machine.reboots == 1
         run.daemons.pop(node.name).stop()
