@@ -11,8 +11,8 @@ from agent.commands import busy, program
 from agent.commands.order import Failed, Node, Order, Payload, bad
 
 LIMITS = {1: 5 * 60.0, 2: 15 * 60.0, 3: 60 * 60.0}  # seconds a level
-_LONGEST = 500  # characters of one warning
-_MOST = 2000  # results in an answer
+_LONGEST = 300  # characters of one warning
+_MOST = 200  # results in an answer: those that did not pass first
 
 
 def limit(payload: Payload) -> float:
@@ -64,7 +64,7 @@ def parse(out: bytes) -> dict[str, Any] | None:
     words = [str(result["status"]).lower() for result in results]
     answer: dict[str, Any] = {
         "passed": "pass" in words and not any(word.startswith("fail") for word in words),
-        "results": results[:_MOST],
+        "results": sorted(results, key=lambda result: str(result["status"]).lower() == "pass")[:_MOST],
     }
     version = next(_found(value, "DCGM Version"), None) or next(_found(value, "version"), None)
     return answer | ({"version": version} if isinstance(version, str) else {})

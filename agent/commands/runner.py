@@ -15,7 +15,7 @@ from agent.errors import FieldError
 from agent.session.messages import Command, CommandResult
 
 MAX_WAITING = 64  # commands that run or wait at one time
-MAX_PAYLOAD = 256 << 10  # bytes of an answer
+MAX_PAYLOAD = 64 << 10  # bytes of an answer
 _log = logging.getLogger("bcd.commands")
 
 
@@ -238,8 +238,12 @@ def _object(text: str) -> Payload:
 
 
 def _payload(value: Payload) -> str:
+    """An answer as JSON; of one that is too long what is short in it, such as `passed`."""
     text = json.dumps(value)
-    return text if len(text) <= MAX_PAYLOAD else json.dumps({"message": f"the answer is longer than {MAX_PAYLOAD} bytes"})
+    if len(text) <= MAX_PAYLOAD:
+        return text
+    short = {key: item for key, item in value.items() if len(json.dumps(item)) <= 200}
+    return json.dumps({**short, "message": f"the rest of the answer is left out: it is longer than {MAX_PAYLOAD} bytes"})
 
 
 def _result(command_id: str, error: Ended) -> CommandResult:

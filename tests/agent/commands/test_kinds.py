@@ -130,9 +130,9 @@ def test_dcgm_runs_level_one_by_default_and_what_passes_passes(node: FakeNode) -
     assert node.calls() == ["dcgmi diag -r 1 -j"]
     assert (answer["level"], answer["passed"], answer["version"]) == (1, True, "3.1.8")
     assert answer["results"] == [
+        {"category": "Hardware", "test": "GPU Memory", "status": "Skip", "gpu": "1", "warnings": ["MIG is on"]},
         {"category": "Deployment", "test": "Denylist", "status": "Pass"},
         {"category": "Hardware", "test": "GPU Memory", "status": "Pass", "gpu": "0"},
-        {"category": "Hardware", "test": "GPU Memory", "status": "Skip", "gpu": "1", "warnings": ["MIG is on"]},
     ]
 
 
