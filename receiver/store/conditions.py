@@ -35,8 +35,8 @@ ARMS = """
     ON CONFLICT (node_id, boot_id, device_id, code) DO UPDATE
       SET tenant_id = excluded.tenant_id, count = excluded.count, told = excluded.told),
   forgotten AS (
-    DELETE FROM node_faults f USING doc, nodes n
-    WHERE n.id = %(node)s AND f.node_id = n.id AND f.boot_id <> n.boot_id AND d -> 'faults' <> '[]')"""
+    DELETE FROM node_faults f USING nodes n
+    WHERE n.id = %(node)s AND f.node_id = n.id AND f.boot_id <> n.boot_id)"""
 
 
 def as_conditions(column: Sequence[Sequence[Any]] | None) -> dict[ConditionKey, ConditionRow]:

@@ -155,3 +155,29 @@ def test_only_sessions_that_began_are_written_as_ended() -> None:
         assert (registry.streams, registry.greeting, registry.current) == ({}, set(), {})
 
     asyncio.run(main())
+
+
+def test_only_who_was_not_sent_a_command_of_its_own_looks_for_it() -> None:
+    async def main() -> None:
+        registry = World().registry
+        for node in ("a", "b", "c"):
+            registry.begun(registry.admit(node), 1, 0)
+        registry.current["b"].sent.add("cmd_2")
+        registry.outstanding([("a", "cmd_1"), ("b", "cmd_2"), ("elsewhere", "cmd_3")])
+        assert [node for node, stream in registry.current.items() if stream.queued.done()] == ["a"]
+        registry.queued("a")  # twice is once
+        registry.queued("elsewhere")
+
+    asyncio.run(main())
+
+
+def test_dropped_conditions_are_all_counted_and_logged_when_they_are_others(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        registry = World().registry
+        stream = registry.admit("a")
+        for types in (("X",), ("X",), ("X", "Y" * 100)):
+            registry.bad_conditions(stream, types)
+        assert registry.dropped == {"bad-condition": 4}
+
+    asyncio.run(main())
+    assert [record.getMessage() for record in caplog.records] == ["bad-condition"] * 2
