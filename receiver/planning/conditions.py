@@ -15,6 +15,7 @@ from receiver.values import Condition, ConditionStatus, Fault
 NoSchedule = Literal["yes", "no", "in mps pools"]
 Key = tuple[str, str]  # type and device, as the table is keyed
 DEVICE_CHARACTERS = 128  # of a device id or bus id: they are part of a key
+MOST = 1024  # rows of a node; no machine has as many, and a hostile one is not to fill the table
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +112,14 @@ def plan_conditions(
     """Steps from the stored rows of DAEMON_NODE_CONDITIONS to what a report says; none when it says the same.
 
     True while reported true, unknown while reported so, false once it is not reported. What was never true or unknown has no
-    row. `advisory`: a tenant has the machine, and the rows are its word (SPEC B2, Trust).
+    row; nor has what is new of a node that would come to more than MOST. `advisory`: a tenant has the machine, and the rows
+    are its word (SPEC B2, Trust).
     """
     now = {key: ConditionRow(row.type, row.device_id, row.bus_id, "false", "", "", advisory) for key, row in stored.items()}
     now |= {row.key: row for row in (_row(one, advisory) for one in reported)}
     for key, row in sorted(now.items()):
         before = stored.get(key)
-        if row != before and (before is not None or row.status != "false"):
+        if row != before and (before is not None or (row.status != "false" and len(now) <= MOST)):
             yield from _change(before, row)
 
 

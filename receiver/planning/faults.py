@@ -13,6 +13,7 @@ from receiver.planning.inventory import Publish
 from receiver.values import Condition, Fault
 
 Key = tuple[str, str]  # code and device
+MOST = 1024  # faults of one boot; bcd reports 256 at most, and a hostile node is not to fill the table
 _TYPE = re.compile(r"(S?)Xid(0|[1-9][0-9]{0,9})")
 
 
@@ -51,9 +52,15 @@ def as_fault(condition: Condition) -> Fault | None:
 
 
 def plan_faults(stored: Mapping[Key, Counted], reported: Iterable[Fault]) -> Iterator[CountFault | Publish]:
-    """Steps for a report's faults; `stored` are those of the same boot. Nothing for a count that is not above the stored one."""
+    """Steps for a report's faults; `stored` are those of the same boot.
+
+    Nothing for a count that is not above the stored one, and nothing for what is new when MOST have been stored.
+    """
     for fault in reported:
-        before = stored.get((fault.code, fault.device), Counted(0, 0))
+        before = stored.get((fault.code, fault.device))
+        if before is None and len(stored) >= MOST:
+            continue
+        before = before or Counted(0, 0)
         if fault.count <= before.count:
             continue
         tell = fault.count >= 2 * before.told  # the first one too

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from receiver.planning.conditions import DAEMON_NODE_CONDITIONS, ConditionRow, SetCondition, plan_conditions, sort_out
+from receiver.planning.conditions import DAEMON_NODE_CONDITIONS, MOST, ConditionRow, SetCondition, plan_conditions, sort_out
 from receiver.planning.inventory import Publish
 from receiver.values import Condition, Fault
 
@@ -129,3 +129,12 @@ def test_the_second_of_two_is_dropped() -> None:
     assert found.conditions == (DOWN,)
     assert found.faults == (Fault("xid", 79, "GPU-1", "", 3),)
     assert found.bad == ("NvmlUnavailable", "Xid79")
+
+
+def test_a_node_that_makes_up_devices_does_not_fill_the_table() -> None:
+    rows = [ConditionRow("PcieReplayHigh", f"GPU-{number}", "", "true", "", "", False) for number in range(MOST)]
+    made_up = Condition("PcieReplayHigh", "true", device_id="GPU-made-up")
+    written, payloads = planned(rows, [made_up])
+    assert "GPU-made-up" not in {row.device_id for row in written}
+    assert len(payloads) == MOST, "what is known goes on"
+    assert len(planned(rows[:-1], [made_up])[0]) == MOST

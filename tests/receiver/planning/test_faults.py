@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from receiver.planning.faults import Counted, CountFault, as_fault, plan_faults
+from receiver.planning.faults import MOST, Counted, CountFault, as_fault, plan_faults
 from receiver.planning.inventory import Publish
 from receiver.values import Condition, Fault
 
@@ -83,3 +83,9 @@ def test_a_fault_that_is_reported_without_a_count_was_there_once() -> None:
 
 def test_an_unknown_number_is_a_fault_too() -> None:
     assert as_fault(Condition("Xid4711", "true", device_id="GPU-1")) is not None
+
+
+def test_a_node_that_makes_up_devices_does_not_fill_the_table() -> None:
+    stored = {("Xid79", f"GPU-{number}"): Counted(1, 1) for number in range(MOST)}
+    assert planned(stored, replace(XID, device_id="GPU-made-up")) == ([], [])
+    assert planned(stored, replace(XID, count=2))[1] != [], "what is known goes on"
