@@ -22,8 +22,8 @@ def check(config: Config, host_dir: Path | None) -> None:
 
 
 def options(config: Config) -> Options:
-    """The settings that change what is collected."""
-    return Options(image_dir=config.image_dir, cri_socket=config.cri_socket)
+    """The settings that change what is collected. A CRI socket may be written as runtimes do, `unix:///run/.../containerd.sock`."""
+    return Options(image_dir=config.image_dir, cri_socket=config.cri_socket.removeprefix("unix://"))
 
 
 def collector(config: Config, host_dir: Path | None) -> Collector:

@@ -39,7 +39,7 @@ def load_or_create(data_dir: Path) -> str:
             write_atomic(path, json.dumps({"format": 1, "nodeId": node_id}).encode() + b"\n")
         except OSError as error:
             raise UserError(
-                f"cannot write the node's identity {path}: {error.strerror}", "data_dir must be bcd's to write"
+                f"cannot write the node's identity {path}: {error.strerror}", "data_dir must be bcd's to write, and have room"
             ) from error
         _log.info("new node identity %s in %s", node_id, path)
     return node_id
