@@ -35,9 +35,12 @@ def find(name: str, recorded: bool) -> str:
     """The path of a program. A recorded host has none, unless one is named by its path. Raises Failed (NotInstalled)."""
     if recorded and "/" not in name:
         raise Failed("NotInstalled", f"{name}: a recorded host runs no programs; a path in the setting tools.* stands for one")
-    path = shutil.which(name, path=_PLACES)
+    # A service's PATH may lack the directories of administrators; a relative one means the directory that bcd happens to be in.
+    found = f"{os.environ.get('PATH', '')}:{_PLACES}".split(":")
+    places = ":".join(dict.fromkeys(place for place in found if place.startswith("/")))
+    path = shutil.which(name, path=places)
     if path is None:
-        raise Failed("NotInstalled", f"{name} is not installed (looked in {_PLACES}), or may not be executed")
+        raise Failed("NotInstalled", f"{name} is not installed (looked in {places}), or may not be executed")
     return path
 
 

@@ -441,6 +441,20 @@ def test_a_recorded_host_runs_no_program_unless_one_is_named_by_its_path(tmp_pat
         program.find("no-such-program", recorded=False)
 
 
+def test_a_program_is_looked_for_in_path_and_never_in_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tool").write_text("#!/bin/sh\n")
+    (tmp_path / "tool").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    for path in ("", ".", ":/usr/bin:"):
+        monkeypatch.setenv("PATH", path)
+        with pytest.raises(Failed, match="is not installed"):
+            program.find("tool", recorded=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert program.find("tool", recorded=False) == str(tmp_path / "tool")
+
+
 def test_a_program_that_does_not_end_is_killed_with_what_it_started(tmp_path: Path) -> None:
     script = tmp_path / "hangs"
     script.write_text(f"#!/bin/sh\nsleep 600 & echo $! > {tmp_path}/child\nwait\n")
