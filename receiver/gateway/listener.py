@@ -5,7 +5,10 @@ back, and a reader of events polls anyway.
 """
 
 import asyncio
+import contextlib
 import logging
+import os
+import socket
 import threading
 from collections.abc import Callable, Mapping
 
@@ -15,7 +18,7 @@ from receiver.store.database import dial
 
 LOG = logging.getLogger("receiver.gateway")
 BACK_OFF = 1.0  # seconds until the next attempt
-LOOK_UP = 0.5  # how often the thread looks whether it should end
+LOOK_UP = 5.0  # how often the thread looks whether it should end, should its connection not have been shut
 
 Handler = Callable[[str], None]
 
@@ -30,12 +33,16 @@ class Listener:
         self.loop = asyncio.get_running_loop()
         self.ending = threading.Event()
         self.hears = True
+        self.wire: socket.socket | None = None  # of the connection
         self.thread = threading.Thread(target=self._run, name="listen", daemon=True)
         self.thread.start()
 
     async def stop(self) -> None:
-        """Ends the thread."""
+        """Ends the thread; what it waits on is shut."""
         self.ending.set()
+        if self.wire is not None:
+            with contextlib.suppress(OSError):
+                self.wire.shutdown(socket.SHUT_RDWR)
         await asyncio.to_thread(self.thread.join)
 
     def _run(self) -> None:
@@ -43,13 +50,16 @@ class Listener:
             try:
                 self._listen()
             except psycopg.Error as error:
-                if self.hears:  # said once, not with every attempt
+                if self.hears and not self.ending.is_set():  # said once, not with every attempt
                     LOG.warning("no notifications from the database", extra={"reason": " ".join(str(error).split())})
                 self.hears = False
                 self.ending.wait(BACK_OFF)
 
     def _listen(self) -> None:
-        with dial(self.url, autocommit=True, name="receiver listen") as connection:
+        with (
+            dial(self.url, autocommit=True, name="receiver listen") as connection,
+            socket.socket(fileno=os.dup(connection.fileno())) as self.wire,
+        ):
             for channel in self.handlers:
                 connection.execute(f'LISTEN "{channel}"'.encode())
             if not self.hears:
