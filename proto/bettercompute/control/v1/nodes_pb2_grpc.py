@@ -60,6 +60,7 @@ class NodesServiceServicer(object):
 
     def Get(self, request, context):
         """One node, as it is in the list.
+        (No response of its own: a node reads the same in both answers.)
         buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

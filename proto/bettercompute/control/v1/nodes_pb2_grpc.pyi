@@ -37,6 +37,7 @@ class NodesServiceStub:
     """Nodes in the order of their ids."""
     Get: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.NodesServiceGetRequest, _nodes_pb2.Node]
     """One node, as it is in the list.
+    (No response of its own: a node reads the same in both answers.)
     buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
     """
 
@@ -49,6 +50,7 @@ class NodesServiceAsyncStub(NodesServiceStub):
     """Nodes in the order of their ids."""
     Get: _aio.UnaryUnaryMultiCallable[_nodes_pb2.NodesServiceGetRequest, _nodes_pb2.Node]  # type: ignore[assignment]
     """One node, as it is in the list.
+    (No response of its own: a node reads the same in both answers.)
     buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
     """
 
@@ -70,6 +72,7 @@ class NodesServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_nodes_pb2.Node, _abc.Awaitable[_nodes_pb2.Node]]:
         """One node, as it is in the list.
+        (No response of its own: a node reads the same in both answers.)
         buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
         """
 
