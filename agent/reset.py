@@ -7,9 +7,9 @@ from bettercompute.agent.v1 import inventory_pb2 as pb
 
 from agent.collectors import Files
 from agent.host import Host
+from agent.usage import FABRIC_MANAGER
 
 _BEFORE_AMPERE = ("kepler", "maxwell", "pascal", "volta", "turing")
-_COMM = "nv-fabricmanager"[:15]  # the kernel keeps 15 bytes
 
 
 def group(gpus: Sequence[pb.Gpu], target: pb.Gpu, fabric_manager: bool) -> tuple[pb.Gpu, ...]:
@@ -46,7 +46,7 @@ def _on_switch(gpu: pb.Gpu) -> bool:
 def fabric_manager_runs(host: Host) -> bool:
     """Whether a process `nv-fabricmanager` is there, from /proc/PID/comm."""
     files = Files(host)
-    return any(files.text(f"/proc/{pid}/comm") == _COMM for pid in files.names("/proc") if pid.isdigit())
+    return any(files.text(f"/proc/{pid}/comm") == FABRIC_MANAGER for pid in files.names("/proc") if pid.isdigit())
 
 
 def differences(before: pb.Gpu, after: pb.Gpu | None) -> list[str]:

@@ -20,8 +20,9 @@ from agent.errors import Unreadable
 from agent.holds import EVERY, Holds
 from agent.host import Host
 
-# NVIDIA's own service that has GPUs open while nobody computes; a reset does not need it stopped.
-FABRIC_MANAGER = "nvidia-fabricmanager"
+# comm of NVIDIA's fabric manager, cut as the kernel does: it may have GPUs open while nobody computes, and a reset of a GPU on
+# NVSwitches needs it to run. By its comm, for it may run in a container.
+FABRIC_MANAGER = "nv-fabricmanager"[:15]
 
 _GPU_FILE = re.compile(r"/nvidia(\d+)(?: \(deleted\))?$")
 _DRM_FILE = re.compile(r"/dri/(card\d+|renderD\d+)(?: \(deleted\))?$")
@@ -54,7 +55,8 @@ def users(host: Host, holds: Holds, gpus: Sequence[pb.Gpu], ignore_units: Collec
     """Everyone who uses GPUs or runs a VM. `gpus` are those of the last collection; services `ignore_units` do not count."""
     files = Files(host)
     found = [*_by_hold(holds, gpus), *_by_binding(files, gpus), *_by_file(files, gpus)]
-    return tuple(user for user in found if user.unit not in {*ignore_units, FABRIC_MANAGER})
+    ignored = {unit for unit in ignore_units if unit}
+    return tuple(user for user in found if user.unit not in ignored and (user.what, user.name) != ("process", FABRIC_MANAGER))
 
 
 # ---- holds

@@ -103,7 +103,8 @@ def test_a_vm_without_a_gpu_is_a_user_of_none(root: Path) -> None:
 
 def test_services_that_are_ignored_and_the_fabric_manager_do_not_count(root: Path) -> None:
     process(root, 10, "nvidia-persiste", "/dev/nvidia0", unit="nvidia-persistenced")
-    process(root, 11, "nv-fabricmanage", "/dev/nvidia0", unit=FABRIC_MANAGER)
+    process(root, 11, "nv-fabricmanage", "/dev/nvidia0", unit="nvidia-fabricmanager")
+    process(root, 12, FABRIC_MANAGER, "/dev/nvidia1")  # in a container
     assert [user.name for user in found(root)] == ["nvidia-persiste"]
     assert found(root, ignore=("nvidia-persistenced",)) == ()
 
