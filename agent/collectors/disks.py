@@ -21,7 +21,7 @@ from agent.collectors.pci import place
 
 SECTOR = 512  # bytes: /sys/block/*/size counts these, whatever the disk's own sectors are
 _NO_DISK = re.compile(r"(loop|ram|zram|dm-|md|sr|fd|nbd|zd|rbd|drbd|bcache)\d|nvme\d+c\d+n\d+$|mmcblk\d+(boot|rpmb|gp)")
-_NETWORK = re.compile(r"/session\d+/|/rport-\d|/devices/rbd/|/nvme-fabrics/")
+_NETWORK = re.compile(r"/session\d+/|/rport-\d|/nvme-fabrics/")
 _USB_DEVICE = re.compile(r"(.*/usb\d+(?:/\d+-[\d.]+)+)/")  # .../usb1/1-2/1-2.4 of .../usb1/1-2/1-2.4/1-2.4:1.0/host6/...
 _BY_ID = "/dev/disk/by-id"
 _NVME_HEAD = "/devices/virtual/nvme-subsystem/"

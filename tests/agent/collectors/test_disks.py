@@ -351,3 +351,8 @@ def test_a_usb_disk_without_a_serial_of_its_own_has_its_usb_device_s(tmp_path: P
     own = block(disk, device__model="Ultra\n", device__vpd_pg80=SERIAL_PAGE)
     assert [d.serial for d in disks(tmp_path / "b", own, serials)] == ["ZL2ABCDE"]
     assert not disks(tmp_path / "c", block(disk, device__model="Ultra\n"))[0].HasField("serial")
+
+
+@pytest.mark.parametrize(("kind", "disk"), [("0", True), ("14", True), ("20", True), ("1", False), ("5", False), ("13", False)])
+def test_scsi_disks_are_those_of_a_disk_s_device_type(tmp_path: Path, kind: str, disk: bool) -> None:
+    assert bool(disks(tmp_path, block(SAS, device__type=kind + "\n"))) is disk
