@@ -49,8 +49,12 @@ WHERE id = %(node)s AND epoch = %(epoch)s
 """
 
 _END = """
-WITH node AS (UPDATE nodes SET connected = false WHERE id = %(node)s AND epoch = %(epoch)s)
-UPDATE sessions SET ended_at = now(), end_reason = %(reason)s WHERE node_id = %(node)s AND epoch = %(epoch)s AND ended_at IS NULL
+WITH gone AS MATERIALIZED (SELECT * FROM unnest(%s::text[], %s::bigint[], %s::text[]) AS g(node_id, epoch, reason)),
+  held AS MATERIALIZED (
+    SELECT n.id FROM nodes n JOIN gone g ON (n.id, n.epoch) = (g.node_id, g.epoch) ORDER BY n.id FOR NO KEY UPDATE OF n),
+  left_alone AS (UPDATE nodes SET connected = false FROM held WHERE nodes.id = held.id)
+UPDATE sessions s SET ended_at = now(), end_reason = g.reason
+FROM gone g WHERE (s.node_id, s.epoch) = (g.node_id, g.epoch) AND s.ended_at IS NULL
 """
 
 
@@ -77,9 +81,10 @@ def hello_again(tx: Connection, node_id: str, epoch: int, facts: HelloFacts) -> 
     return tx.execute(_AMEND, {"epoch": epoch, **_arguments(node_id, facts)}).rowcount == 1
 
 
-def end_session(tx: Connection, node_id: str, epoch: int, reason: str) -> None:
-    """The stream of this epoch is closed. One that was superseded has its end already, and the node is its successor's."""
-    tx.execute(_END, {"node": node_id, "epoch": epoch, "reason": reason})
+def end_sessions(tx: Connection, gone: Sequence[tuple[str, int, str]]) -> None:
+    """The streams of these (node id, epoch) are closed, for a reason. One that was superseded has its end already."""
+    if gone:
+        tx.execute(_END, [list(column) for column in zip(*gone, strict=True)])
 
 
 def epochs(tx: Connection, node_ids: Sequence[str]) -> dict[str, int]:

@@ -36,8 +36,7 @@ async def beat(registry: Registry, jobs: Jobs) -> None:
         return
 
     def write(tx: Connection) -> dict[str, int]:
-        for node_id, epoch, reason in gone:
-            session.end_session(tx, node_id, epoch, reason)
+        session.end_sessions(tx, gone)
         return status.touch(tx, sorted(seen.items()))
 
     try:

@@ -37,6 +37,7 @@ CHUNK_BYTES = Limit("bytes a chunk", 1 * MIB, "INVALID_ARGUMENT")
 SECTION_BYTES = Limit("bytes a section", 8 * MIB, "RESOURCE_EXHAUSTED")
 SECTIONS = Limit("sections an offer", 16, "INVALID_ARGUMENT")
 OFFERS = Limit("offers an hour", 12, "RESOURCE_EXHAUSTED", HOUR, 6)
+TENANT_OFFERS = Limit("offers an hour of a tenant-controlled node", 4, "RESOURCE_EXHAUSTED", HOUR, 2)
 DAILY_BYTES = Limit("section bytes a node and day", 64 * MIB, "RESOURCE_EXHAUSTED", DAY, 64 * MIB)
 REPORTS = Limit("status reports a second", 2, "RESOURCE_EXHAUSTED", 1.0, 10)
 CONDITIONS = Limit("conditions a report", 256, "INVALID_ARGUMENT")
@@ -57,6 +58,7 @@ LIMITS = (
     SECTION_BYTES,
     SECTIONS,
     OFFERS,
+    TENANT_OFFERS,
     DAILY_BYTES,
     REPORTS,
     CONDITIONS,
@@ -136,11 +138,22 @@ class Bucket:
 
 @dataclass(slots=True)
 class NodeLimits:
-    """The rates of one node, over all its streams."""
+    """The rates of one node, over all its streams. `advisory`: a tenant has it, as the answer to its last offer told."""
 
-    offers: Bucket = field(default_factory=lambda: Bucket(OFFERS))
+    own_offers: Bucket = field(default_factory=lambda: Bucket(OFFERS))
+    tenant_offers: Bucket = field(default_factory=lambda: Bucket(TENANT_OFFERS))
     section_bytes: Bucket = field(default_factory=lambda: Bucket(DAILY_BYTES))
     reports: Bucket = field(default_factory=lambda: Bucket(REPORTS))
+    advisory: bool = False
+
+    @property
+    def offers(self) -> Bucket:
+        """The rate of offers that holds now."""
+        return self.tenant_offers if self.advisory else self.own_offers
+
+    def full(self, now: float) -> bool:
+        """Whether nothing is owed."""
+        return all(one.full(now) for one in (self.own_offers, self.tenant_offers, self.section_bytes, self.reports))
 
 
 Counts = Counter[str]  # how often each limit was met, by name

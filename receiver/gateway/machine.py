@@ -286,7 +286,7 @@ def _offer(machine: Machine, offer: Offer, now: float) -> Actions:
     machine.upload = None  # a newer offer replaces the one under way
     wait = machine.over(machine.rates.offers, now)
     if wait:
-        return (m.Result(offer.digest, "retry", reason=limits.OFFERS.text(), retry_after=wait),)
+        return (m.Result(offer.digest, "retry", reason=machine.rates.offers.limit.text(), retry_after=wait),)
     section, reason = _fault(machine, offer)
     if reason:
         return (m.Result(offer.digest, "refused", section, reason),)
@@ -343,6 +343,8 @@ def _ended(machine: Machine, event: Ended, now: float) -> Actions:
     outcome = event.outcome
     if outcome.status in ("applied", "unchanged", "advisory"):
         machine.applied = outcome.digest
+    if outcome.status in ("applied", "advisory"):
+        machine.rates.advisory = outcome.status == "advisory"
     retry_after = RETRY_SOON if outcome.status == "retry" else None
     return machine.finish(
         m.Result(outcome.digest, outcome.status, outcome.section, outcome.reason, retry_after, outcome.snapshot_id or "")

@@ -147,8 +147,7 @@ class Registry:
         """Drops the rates of nodes that have no stream and owe nothing."""
         now = self.now()
         for node_id in [name for name in self.rates if name not in self.streams]:
-            rates = self.rates[node_id]
-            if all(bucket.full(now) for bucket in (rates.offers, rates.section_bytes, rates.reports)):
+            if self.rates[node_id].full(now):
                 del self.rates[node_id]
 
     def drain(self) -> None:

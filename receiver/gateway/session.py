@@ -69,6 +69,7 @@ class _Conversation:
             lambda limit: self.registry.met.update([limit.name]),
             lambda types: self.registry.bad_conditions(stream, types),
         )
+        self.deadline = self.registry.now() + HELLO_SECONDS  # for Hello, whatever else comes before it
         self.last: m.End | None = None
         self.reading: asyncio.Future[Any] | None = None
 
@@ -86,7 +87,7 @@ class _Conversation:
         if self.reading is None:
             self.reading = asyncio.ensure_future(self.context.read())
         reading, leave, queued = self.reading, self.stream.leave, self.stream.queued
-        limit = HELLO_SECONDS if self.machine.phase is Phase.NEW else None
+        limit = max(0.0, self.deadline - self.registry.now()) if self.machine.phase is Phase.NEW else None
         done, _ = await asyncio.wait({reading, leave, queued}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
         if leave in done or not done:
             reading.cancel()

@@ -114,6 +114,7 @@ class Api:
                 yield events_pb2.EventsServiceWatchResponse(event=answers.event(row), cursor=answers.cursor_of(row))
             if len(rows) < WATCH_PAGE:
                 await self._sleep()
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "this receiver stops: go on from the last cursor")
 
     @staticmethod
     def _first_place(db: Connection, request: events_pb2.EventsServiceWatchRequest) -> queries.Place:

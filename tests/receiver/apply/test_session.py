@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import psycopg
 
-from receiver.apply.session import CHANNEL, end_session, hello, hello_again
+from receiver.apply.session import CHANNEL, end_sessions, hello, hello_again
 from receiver.store.database import Connection
 from receiver.values import Driver
-from tests.receiver.builders import FACTS, NODE, apply, host, told
+from tests.receiver.builders import FACTS, NODE, OTHER, apply, host, told
 
 
 def test_unknown_node_is_created_in_the_tenant_that_is_given(tx: Connection) -> None:
@@ -40,9 +40,9 @@ def test_older_session_ends_as_superseded_and_its_stream_is_told(database: str) 
 def test_end_of_a_superseded_stream_changes_nothing(tx: Connection) -> None:
     hello(tx, NODE, FACTS)
     hello(tx, NODE, replace(FACTS, previous_epoch=1))
-    end_session(tx, NODE, 1, "closed")
+    end_sessions(tx, [(NODE, 1, "closed")])
     assert tx.execute("SELECT connected FROM nodes").fetchone() == (True,)
-    end_session(tx, NODE, 2, "closed")
+    end_sessions(tx, [(NODE, 2, "closed"), (OTHER, 9, "never there")])
     assert tx.execute("SELECT connected FROM nodes").fetchone() == (False,)
     assert tx.execute("SELECT end_reason FROM sessions ORDER BY epoch").fetchall() == [("superseded",), ("closed",)]
 

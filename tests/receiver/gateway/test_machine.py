@@ -229,6 +229,15 @@ def test_offers_over_the_rate_are_put_off_and_counted() -> None:
     assert isinstance(stream.on(OFFER)[0], FindWanted)
 
 
+def test_a_tenant_controlled_node_offers_less_often() -> None:
+    stream = Stream()
+    for status, limit in (("advisory", limits.TENANT_OFFERS), ("applied", limits.OFFERS)):
+        stream.on(Ended(InventoryOutcome(status, OFFER.digest)))  # type: ignore[arg-type]
+        answers = [stream.on(OFFER)[0] for _ in range(limits.OFFERS.burst + 1)]
+        assert [isinstance(answer, FindWanted) for answer in answers].count(True) == limit.burst
+        assert limit.name in answers[-1].reason
+
+
 def test_section_bytes_over_the_days_amount_are_put_off() -> None:
     stream = Stream()
     size = limits.SECTION_BYTES.most

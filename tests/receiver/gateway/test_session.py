@@ -431,10 +431,19 @@ async def test_sessions_started_faster_than_the_rate_are_overloaded(served: Live
 
 @live
 async def test_a_stream_that_says_no_hello_is_closed(served: Live) -> None:
-    with patch("receiver.gateway.session.HELLO_SECONDS", 0.1):
+    with patch("receiver.gateway.session.HELLO_SECONDS", 0.3):
         daemon = served.daemon()
         await daemon.open()
-        over = await ending(daemon)
+
+        async def other_things() -> None:
+            while True:
+                await daemon.call.write(wire.SessionRequest.FromString(b"\x9a\x3f\x03abc"))
+                await asyncio.sleep(0.05)
+
+        saying = asyncio.create_task(other_things())
+        over = await asyncio.wait_for(ending(daemon), 3.0)
+        saying.cancel()
+        await asyncio.gather(saying, return_exceptions=True)
     assert over.end is not None
     assert "no Hello" in over.end.detail
 

@@ -302,6 +302,16 @@ async def test_watch_tells_each_event_as_it_is_committed(served: Live) -> None:
 
 
 @live
+async def test_a_watch_that_ends_because_the_receiver_stops_says_so(served: Live) -> None:
+    watching = asyncio.create_task(_watched(served))
+    await until("the watcher to wait", lambda: served.receiver.woken._waiters, 5.0)
+    served.receiver.api.stopping = True
+    await served.receiver._notify()
+    code, text = await watching
+    assert (code, "this receiver stops" in text) == (grpc.StatusCode.UNAVAILABLE, True)
+
+
+@live
 async def test_bad_requests_name_the_key_or_the_limit(served: Live) -> None:
     daemon = await reporting(served, sections())
     cases: list[tuple[str, dict[str, object], str]] = [
