@@ -29,7 +29,7 @@ KEEP_GAP = 1.0  # seconds between two writes
 KEEP_RETRY = 5.0  # seconds after a write that failed
 CURSOR_EVERY = 60.0  # seconds after which a cursor alone is written
 FIRST_DELAY, LAST_DELAY = 1.0, 60.0  # seconds until a log that broke off is opened again
-GROWTH_POLL = 0.25  # seconds between two looks at a recorded log that was read to its end
+GROWTH_POLL = 1.0  # seconds between two looks at a recorded log that was read to its end
 LIVE = 60.0  # seconds: a younger record is of now; the kernel's clock drifts from ours by seconds in weeks
 
 _PREFIXES = ("NVRM:", "nvidia-nvswitch")
@@ -116,6 +116,7 @@ class Watch:
             "path": str(self._path),
             "available": self._heard_since is not None and self._trouble is None,
             "reason": self._trouble.reason if self._trouble else None,
+            "cursor": self._ledger.cursor,
             "complete": self._ledger.complete,
             "lostRecords": self._ledger.lost,
             "unparsedRecords": self._unparsed,

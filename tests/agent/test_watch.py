@@ -82,7 +82,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(watch, "GROWTH_POLL", 0.05)
     (tmp_path / "kmsg").write_text(line(0, "Linux version 6.1.0", 5))
     return Bench(tmp_path)
 
