@@ -4,6 +4,7 @@ An embedded Postgres and a receiver start; bcd reports for this host, for a reco
 host in MIG mode; then the H100 host loses a GPU and swaps a disk, and the receiver tells what it knows. Nothing is left behind.
 """
 
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,10 +22,10 @@ def say(text: str) -> None:
 
 
 def show(run: Fleet, method: str, **arguments: object) -> None:
-    """Prints a command as a person would type it, and its answer."""
+    """Prints a command as a person would type it, and its answer, drawn for where this is shown."""
     pairs = " ".join(f"{key}={value}" for key, value in arguments.items())
     print(f"\n$ better-compute api {method} {pairs}".rstrip(), flush=True)
-    print(run.show(method, "table", **arguments), end="", flush=True)
+    subprocess.run(run.asking(method, **arguments), check=True, timeout=60)
 
 
 def main() -> None:

@@ -24,7 +24,6 @@ IMPATIENT = 0.1  # and while there was none the last time: streams must not wait
 WARN_EVERY = 30.0  # seconds
 
 LOG = logging.getLogger("receiver.gateway")
-Input = Any  # a job or what it needs
 
 
 class Jobs:

@@ -153,10 +153,14 @@ class Fleet:
         """The JSON answer of `better-compute api METHOD`."""
         return json.loads(self.show(method, "json", **arguments))
 
+    def asking(self, method: str, **arguments: object) -> list[str]:
+        """The command `better-compute api METHOD key=value ...` for this receiver."""
+        pairs = [f"{key}={value}" for key, value in arguments.items()]
+        return [str(BIN / "better-compute"), "api", "--server", self.api_target, method, *pairs]
+
     def show(self, method: str, form: str = "table", **arguments: object) -> str:
         """What `better-compute api METHOD --format FORM` prints."""
-        pairs = [f"{key}={value}" for key, value in arguments.items()]
-        argv: list[str | Path] = [BIN / "better-compute", "api", "--server", self.api_target, method, *pairs, "--format", form]
+        argv = [*self.asking(method, **arguments), "--format", form]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"better-compute api {method} ended with {done.returncode}: {done.stderr}")

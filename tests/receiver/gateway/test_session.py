@@ -503,6 +503,13 @@ async def test_a_database_that_stays_away_is_said_once_and_keeps_nobody_waiting(
     info.assert_called_once_with("the database answers again")
 
 
+@pytest.mark.parametrize(
+    "kind", ["AdminShutdown", "DiskFull", "ReadOnlySqlTransaction", "QueryCanceled", "LockNotAvailable", "TooManyConnections"]
+)
+def test_what_a_database_may_suffer_is_no_bug_of_ours(kind: str) -> None:
+    assert issubclass(getattr(psycopg.errors, kind), jobs_module.NO_ANSWER)
+
+
 @live
 async def test_a_heartbeat_that_dies_ends_the_receiver(served: Live) -> None:
     def broken(*_: object) -> None:

@@ -1,6 +1,7 @@
 """A database that cannot be used says so clearly, and what to do."""
 
 import threading
+from datetime import UTC, datetime
 
 import psycopg
 import pytest
@@ -82,3 +83,20 @@ def test_two_migrations_at_once_take_turns(server: EmbeddedPostgres) -> None:
 def test_pool_gives_connections_of_the_database(database: str) -> None:
     with db.open_pool(database, size=2) as pool, pool.connection() as tx:
         assert db.schema_version(tx) == db.head()
+
+
+def test_connections_of_a_receiver_read_times_as_utc_and_never_wait_without_end(database: str) -> None:
+    with psycopg.connect(database, autocommit=True) as admin:
+        admin.execute(f"ALTER DATABASE {admin.info.dbname} SET timezone = 'Pacific/Kiritimati'")
+    asked = "SELECT current_setting('timezone'), current_setting('statement_timeout'), timestamptz '9999-12-31 23:59:59+00'"
+    last = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+    with db.open_pool(database, size=1) as pool, pool.connection() as tx:
+        assert tx.execute(asked).fetchone() == ("UTC", "30s", last)
+    with db.dial(database) as connection:
+        assert connection.execute(asked).fetchone() == ("UTC", "30s", last)
+
+
+def test_a_silent_server_is_noticed_unless_the_url_says_otherwise() -> None:
+    assert db._alive("postgresql://h/n")["keepalives_idle"] == 10
+    assert "keepalives_idle" not in db._alive("postgresql://h/n?keepalives_idle=60")
+    assert "connect_timeout" not in db._alive("host=h connect_timeout=1")
