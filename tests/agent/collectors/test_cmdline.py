@@ -35,6 +35,7 @@ def test_arguments(text: str, expected: list[tuple[str, str | None]]) -> None:
         ("isolcpus", "2-47"),
         ("nohz_full", "2-47"),
         ("intel_iommu", "on"),
+        ("intel-iommu", "on"),
         ("amd_iommu", "on"),
         ("iommu", "pt"),
         ("pci", "realloc=off"),

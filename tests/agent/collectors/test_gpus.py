@@ -518,6 +518,14 @@ def test_the_drivers_word_on_which_gpu_is_there_goes_before_what_is_remembered(t
     assert [(gpu.uuid, gpu.state) for gpu in gpus] == [(UUIDS[0], "ok"), (UUIDS[1], "lost")]
 
 
+def test_a_lost_gpu_that_was_known_in_another_slot_is_where_the_driver_says(tmp_path: Path) -> None:
+    nvml = full()
+    del nvml["devices"][1]
+    moved = pb.Gpu(uuid=UUIDS[1], bus_id="00000000:99:00.0", serial="1650323000001", state="ok")
+    lost = section(tell(record(tmp_path / "host", nvml), 1, INFORMATION), (moved,)).gpus[1]
+    assert (lost.uuid, lost.state, lost.bus_id, lost.serial) == (UUIDS[1], "lost", "00000000:3B:00.0", "1650323000001")
+
+
 def test_virtual_functions_of_a_vgpu_host_are_listed_and_expect_no_nvml(tmp_path: Path) -> None:
     nvml = full()
     del nvml["devices"][1]
@@ -529,8 +537,9 @@ def test_virtual_functions_of_a_vgpu_host_are_listed_and_expect_no_nvml(tmp_path
     assert unsettled(Collected((Section("gpus", encode(message)),))) is None
 
 
-def test_a_known_gpu_on_a_stub_driver_is_assigned_not_lost(tmp_path: Path) -> None:
-    message = of(tmp_path, full(), known(), driver="vfio-pci")
+@pytest.mark.parametrize("driver", ["vfio-pci", "nvgrace_gpu_vfio_pci", "pci-stub", "pciback", "xen-pciback"])
+def test_a_known_gpu_on_a_stub_driver_is_assigned_not_lost(tmp_path: Path, driver: str) -> None:
+    message = of(tmp_path, full(), known(), driver=driver)
     assert [(gpu.uuid, gpu.assigned, gpu.state, gpu.serial) for gpu in message.gpus] == [
         (UUIDS[0], True, "ok", "1650323000000"),
         (UUIDS[1], True, "ok", "1650323000001"),
