@@ -173,6 +173,24 @@ class Config:
     rescan_interval: float = _row(
         "rescan.interval", SECONDS, 43200.0, "How often all is collected anyway, with 10 % jitter. 0: never."
     )
+    probe_interval: float = _row("probe.interval", SECONDS, 300.0, "How often the health probe asks NVML for a little. 0: never.")
+    mps_enabled: bool = _row("mps.enabled", FLAG, False, "CUDA MPS runs on this node: MPSDown when its control does not answer.")
+    mps_pipe_directory: str = _row("mps.pipe_directory", TEXT, "/tmp/nvidia-mps", "Where MPS has its control pipe.")
+    host_managed_marker: str = _row(
+        "host_managed.marker", TEXT, "", "A file whose presence says that something else manages this host's driver. Empty: none."
+    )
+    kubernetes_worker: bool = _row(
+        "kubernetes.worker", FLAG, False, "This node is a Kubernetes worker: what else reaches its GPUs is looked for."
+    )
+    kubernetes_socket: str = _row(
+        "kubernetes.socket", TEXT, "/var/lib/kubelet/pod-resources/kubelet.sock", "The kubelet's PodResources socket."
+    )
+    kubernetes_resources: str = _row(
+        "kubernetes.resources",
+        TEXT,
+        "",
+        "How our own device plugin's resources and DRA driver begin. Empty: there is none of ours.",
+    )
     commands_allow: tuple[str, ...] = _row(
         "commands.allow", COMMANDS, _ALLOWED,
         'Kinds of commands that this node accepts. There are also "diag.dcgm", "gpu.reset" and "node.reboot".',
@@ -183,6 +201,9 @@ class Config:
     tools_systemctl: str = _row("tools.systemctl", TEXT, "systemctl", "The program that stops, starts and reboots: name or path.")
     tools_nvidia_smi: str = _row("tools.nvidia_smi", TEXT, "nvidia-smi", "The program that resets GPUs: name or path.")
     tools_dcgmi: str = _row("tools.dcgmi", TEXT, "dcgmi", "The program of DCGM's diagnostics: name or path.")
+    tools_mps_control: str = _row(
+        "tools.mps_control", TEXT, "nvidia-cuda-mps-control", "The program that asks MPS for its servers: name or path."
+    )
     log_format: str = _row("log.format", LOG_FORMAT, "text", "How events are logged to stderr: text or json, one a line.")
 
     @property

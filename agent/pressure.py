@@ -5,7 +5,7 @@ one, and nothing is sent because of it alone.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from agent.errors import Unreadable
 from agent.host import Host
@@ -82,15 +82,18 @@ class Sampler:
         at, state = self._clock(), self._state
         if state.at is not None and at - state.at < INTERVAL - _SLACK:
             return state.pressure
-        host = self._host()
-        times = cpu_times(_text(host, "/proc/stat"))
-        percents = [some_avg10(_text(host, f"/proc/pressure/{kind}")) for kind in _KINDS]
-        cpu, memory, io = percents
-        pressure = None
-        if cpu is not None and memory is not None and io is not None:
-            pressure = Pressure(cpu, memory, io, steal(state.times, times))
-        self._state = replace(state, at=at, times=times, pressure=pressure)
+        pressure, times = read(self._host(), state.times)
+        self._state = _State(at, times, pressure)
         return pressure
+
+
+def read(host: Host, before: CpuTimes | None) -> tuple[Pressure | None, CpuTimes | None]:
+    """A sample, and the CPU times that the next one needs; `before` are those of the last one."""
+    times = cpu_times(_text(host, "/proc/stat"))
+    cpu, memory, io = (some_avg10(_text(host, f"/proc/pressure/{kind}")) for kind in _KINDS)
+    if cpu is None or memory is None or io is None:
+        return None, times
+    return Pressure(cpu, memory, io, steal(before, times)), times
 
 
 def _text(host: Host, path: str) -> str:

@@ -18,7 +18,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TextIO
 
+from agent import pressure
 from agent.collectors import COLLECTORS, Context, Files, Options, collect, run
+from agent.conditions import external
+from agent.conditions.facts import fabric_manager_pid
+from agent.conditions.reboot import reboot_packages
 from agent.errors import FieldError, Unreadable
 from agent.host import MAX_FILE, CriImage, EthtoolInfo, Host, Uname
 from agent.nvml import Nvml, NvmlError, PynvmlNvml
@@ -48,6 +52,20 @@ class Recorder(Host):
             self._failed(error, errno.EISDIR, errno.ELOOP)
             raise
         self._at(path, follow).write_bytes(data)
+        return data
+
+    def read_at(self, path: str, offset: int, size: int) -> bytes:
+        """As the source's; copies these bytes to where they stood, the rest is a hole."""
+        try:
+            data = self.source.read_at(path, offset, size)
+        except Unreadable as error:
+            self._failed(error, errno.EISDIR)
+            raise
+        here = self._at(path)
+        here.touch()
+        with here.open("r+b") as file:
+            file.seek(offset)
+            file.write(data)
         return data
 
     def listdir(self, path: str) -> list[str]:
@@ -261,6 +279,18 @@ def record(source: Host, nvml: Nvml, out: Path, options: Options, note: Note) ->
     for name in _TASKS:
         with contextlib.suppress(FieldError):  # what it read until then is kept; why it failed is in the section `gpus`
             run(name, Context(Files(host), RecordingNvml(nvml, note), options=options), {})
+    _signs(source, host)
+
+
+def _signs(source: Host, host: Recorder) -> None:
+    """What conditions and pressure are read from, but for what is none of a bug report's: the boot loader's configuration, the
+    kubelet's files, the names of all processes."""
+    pressure.read(host, None)
+    external.managers(host, "")
+    reboot_packages(host)
+    if (pid := fabric_manager_pid(source)) is not None:
+        with contextlib.suppress(Unreadable):
+            host.read(f"/proc/{pid}/comm")
 
 
 def _doors(host: str | None, library: str) -> tuple[Host, Nvml]:

@@ -28,6 +28,7 @@ from agent import (
     log,
     refresh,
     settling,
+    signs,
     status,
     triggers,
     watch,
@@ -91,6 +92,7 @@ class Daemon:
         )
         hooks = watch.Hooks(self._report, self._want, lambda: self._config.kmsg_trust_userspace, self._kernel_clock)
         self._watch = watch.Watch(kernel_log.path_of(host_dir), config.data_dir, self._boot_id, self._known, hooks)
+        self._signs = signs.Signs(self._as_signs_see_it(), config.data_dir)
         self._node = self._as_commands_see_it()
         self._commands = Runner(Store(config.data_dir / "commands"), self._node, self._command_done)
         self._first_trigger(stored)
@@ -105,6 +107,7 @@ class Daemon:
             async with local.serve(self._config.socket_path, methods), asyncio.TaskGroup() as group:
                 jobs = (
                     self._watch.run,
+                    self._signs.run,
                     self._collect,
                     self._watchdog,
                     self._link.run,
@@ -181,6 +184,7 @@ class Daemon:
 
     def _changed(self, new: inventory.Inventory) -> None:
         """The inventory of now is another: the receiver hears of it at once, and the disk then."""
+        self._signs.collected(self._inventory, new)
         self._inventory = new
         self._link.feed(machine.InventoryChanged(status.offer(new)))
         self._watch.learn(self._known, new.boot_id)
@@ -243,10 +247,11 @@ class Daemon:
         )
 
     def _status(self) -> m.Status:
-        return status.report(self._inventory, self._collector.abandoned, self._conditions(), kernel_log=self._watch.kernel_log())
+        pressure, kernel_log = self._signs.pressure(), self._watch.kernel_log()
+        return status.report(self._inventory, self._collector.abandoned, self._conditions(), pressure, kernel_log)
 
     def _conditions(self) -> tuple[m.Condition, ...]:
-        return self._watch.conditions()
+        return (*self._signs.conditions(), *self._watch.conditions())
 
     def _report(self) -> None:
         """The status says something else now, perhaps."""
@@ -266,6 +271,20 @@ class Daemon:
         elif isinstance(note, machine.Acknowledged):
             self._commands.acknowledged(note.id)
         self._refresh.tell()
+
+    def _as_signs_see_it(self) -> signs.Daemon:
+        return signs.Daemon(
+            recorded=self._host_dir is not None,
+            collector=lambda: self._collector,
+            host=self._host,
+            uptime=lambda: self._uptime(self._host()),
+            config=lambda: self._config,
+            inventory=lambda: self._inventory,
+            boot_id=lambda: self._boot_id,
+            known=lambda: known_gpus.gpus(self._known),
+            want=self._want,
+            report=self._report,
+        )
 
     # -- commands
 
@@ -356,6 +375,7 @@ class Daemon:
         doors.configure(self._collector, new)
         self._resettled.set()
         self._resettled = asyncio.Event()
+        self._signs.resettle()
         _log.info("the configuration is reloaded")
         if new.server != old.server:
             self._link.reconnect(new.server)

@@ -135,7 +135,7 @@ def test_two_disks_that_swap_names_are_no_change(run: Fleet) -> None:
 
 
 def test_a_node_that_never_changes_writes_no_row(run: Fleet) -> None:
-    name, host, node = start(run, "a100-mig-8")
+    name, host, node = start(run, "h100-sxm-8")
     before = (history(run, node), events(run, node))
     for seed in range(10):
         move_telemetry(host, seed)
