@@ -4,8 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from agent.conditions.declared import TYPES as DECLARED
+from agent.conditions.table import TABLE
 from agent.session import machine as agent
 from agent.session import messages as said
+from receiver.planning.conditions import DAEMON_NODE_CONDITIONS
 from receiver.values import Condition, Fault, Status
 from tests.contract.wire import Wire
 
@@ -39,3 +42,8 @@ def test_faults_arrive_as_faults() -> None:
 def test_a_text_that_is_too_long_is_cut_and_costs_no_session() -> None:
     (found,) = judged(said.Condition("RebootRequired", "true", 1000.0, "ü" * 3000, "界" * 1000)).conditions
     assert (found.reason, found.message) == ("ü" * 1024, "界" * 682)
+
+
+def test_what_bcd_may_report_is_what_the_receiver_takes() -> None:
+    found = {*TABLE, *DECLARED, "KernelLogUnavailable"}
+    assert found == set(DAEMON_NODE_CONDITIONS)
