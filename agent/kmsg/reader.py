@@ -6,7 +6,6 @@ what successive reads of /dev/kmsg gave, end to end: a line that begins with a b
 
 import asyncio
 import errno
-import logging
 import os
 import re
 import stat
@@ -19,11 +18,7 @@ from agent.kmsg.record import Record, Unparsed, parse
 
 # Bytes. A record takes up to 8192 on older kernels (CONSOLE_EXT_LOG_MAX) and 2048 on newer ones; one that does not fit is lost.
 RECORD_MAX = 16384
-
-_log = logging.getLogger("bcd.kmsg")
 _BETWEEN = re.compile(rb"\n(?=[^ ])")
-_LOOK, _QUICK_LOOK = 1.0, 0.02  # seconds between two looks that nothing announces
-_MISSED = 2  # records in a row that no wake announced
 _BATCH = 64  # records between two turns of the event loop, when they come faster than they are taken
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.ENODEV, errno.ELOOP)
@@ -66,12 +61,10 @@ class Reader:
         regular = stat.S_ISREG(kind)
         cut = _Stream() if regular or stat.S_ISFIFO(kind) else _Device()
         order = _Order(self._after)
-        wakes = _Wakes(fd, trusted=not stat.S_ISCHR(kind))
         taken = 0
         try:
             while True:
                 data = self._read(fd)
-                wakes.judge(data is not None)
                 for record in cut.records(data):
                     for found in order.add(parse(record)):
                         yield found
@@ -79,7 +72,7 @@ class Reader:
                     if taken % _BATCH == 0:
                         await asyncio.sleep(0)
                 if data is None:
-                    await wakes.wait()
+                    await _readable(fd)
                 elif not data:
                     break
         finally:
@@ -159,37 +152,12 @@ class _Stream:
         return [record for record in whole if record and not record.startswith(b" ")]
 
 
-class _Wakes:
-    """When to read again: when the kernel says that there is something, and each second in case it does not.
-
-    Kernels were seen (6.18 on a virtual machine) that wake who waits for a record only when the next one is written. Where a look
-    finds a record that was not announced, twice in a row, there is a look 50 times a second from then on.
-    """
-
-    def __init__(self, fd: int, trusted: bool) -> None:
-        self._fd = fd
-        self._trusted = trusted
-        self._missed = 0
-        self._announced: bool | None = None  # None: the read is not the first one after a wait
-
-    async def wait(self) -> None:
-        """Until a read may give something or fail."""
-        ready = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        loop.add_reader(self._fd, ready.set)
-        try:
-            async with asyncio.timeout(None if self._trusted else _LOOK if self._missed < _MISSED else _QUICK_LOOK):
-                await ready.wait()
-            self._announced = True
-        except TimeoutError:
-            self._announced = False
-        finally:
-            loop.remove_reader(self._fd)
-
-    def judge(self, found: bool) -> None:
-        """Whether a read gave something."""
-        if found and self._announced is not None and self._missed < _MISSED:
-            self._missed = 0 if self._announced else self._missed + 1
-            if self._missed == _MISSED:
-                _log.info("this kernel does not say in time that there is a record: looking each %g ms", _QUICK_LOOK * 1000)
-        self._announced = None
+async def _readable(fd: int) -> None:
+    """Waits until a read of `fd` gives something or fails."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(fd, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(fd)
