@@ -189,6 +189,9 @@ def _capture(arguments: Arguments) -> int:
     )
     replaced = "" if done.replaced is None else f", {done.replaced} names replaced"
     print(f"recorded {done.files} files in {done.directory}{replaced}")
+    if done.unreadable:
+        first, count = done.unreadable[0], len(done.unreadable)
+        print(f"bcd: capture: {count} files could not be read, {first} the first; root reads them all", file=sys.stderr)
     for name, reason in sorted(done.failed.items()):
         print(f"bcd: capture: section {name}: {reason}", file=sys.stderr)
     return 1 if done.failed else 0

@@ -230,6 +230,16 @@ def test_capture_warns_when_it_does_not_redact_and_what_it_makes_is_a_host(
     assert capsys.readouterr().err == ""
 
 
+def test_capture_says_what_it_was_not_allowed_to_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "root/sys/class/dmi/id").mkdir(parents=True)
+    (source / "root/sys/class/dmi/id/product_serial").write_text("x")
+    (source / "host.json").write_text('{"errors": {"/sys/class/dmi/id/product_serial": 13}}')
+    assert cli.main(["capture", str(tmp_path / "c"), "--redact", "--host", str(source)]) == 0
+    told = "1 files could not be read, /sys/class/dmi/id/product_serial the first"
+    assert told in capsys.readouterr().err
+
+
 # ---- arguments
 
 
