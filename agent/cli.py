@@ -4,13 +4,14 @@ import argparse
 import errno
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent import command_line as line
 from agent import config as settings
-from agent.config import Config
+from agent import doctor_cli
+from agent.command_line import Arguments, Command
 from agent.errors import FieldError, UserError
 
 if TYPE_CHECKING:
@@ -20,18 +21,6 @@ EXIT_CODES = """exit codes:
   0  done
   1  done with warnings, or the answer is no (a section is missing; the receiver does not have it)
   2  the command cannot be carried out; standard error says what to do"""
-
-Arguments = argparse.Namespace
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One command: its name, help, own arguments and action, which answers the exit code."""
-
-    name: str
-    help: str
-    add: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[Arguments], int]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,7 +58,7 @@ def _run(arguments: Arguments) -> int:
     from agent import service
 
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it would print is in the session's error
-    service.run(_config(arguments), _host_dir(arguments), lambda: _config(arguments))
+    service.run(line.config(arguments), line.host_dir(arguments), lambda: line.config(arguments))
     return 0
 
 
@@ -111,7 +100,7 @@ def _show(messages: Mapping[str, Any], as_json: bool) -> None:
 
     mapped = {name: MessageToDict(message, always_print_fields_with_no_presence=True) for name, (message, _) in messages.items()}
     if as_json:
-        _print_json(mapped)
+        line.print_json(mapped)
         return
     from agent import render
 
@@ -121,45 +110,16 @@ def _show(messages: Mapping[str, Any], as_json: bool) -> None:
 
 def _collect(arguments: Arguments, names: Sequence[str]) -> "Collected":
     import asyncio
-    import contextlib
 
     from agent import doors, known_gpus
     from agent.inventory import Store
 
-    config = _config(arguments)
-    host_dir = _host_dir(arguments)
+    config = line.config(arguments)
+    host_dir = line.host_dir(arguments)
     doors.check(config, host_dir)  # said here, once
-    # The GPUs that the daemon remembers here; another host's (a recorded one) only when its data directory is named.
-    mine = host_dir is None or "data_dir" in _flags(arguments)
-    known = known_gpus.gpus(Store(config.data_dir / "inventory").known_gpus()) if mine else ()
-
-    async def work() -> "Collected":
-        progress = asyncio.create_task(_progress())
-        try:
-            return await doors.collector(config, host_dir).collect(names, known)
-        finally:
-            progress.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await progress
-
-    return asyncio.run(work())
-
-
-async def _progress() -> None:
-    """On a terminal, after a second: that it takes long."""
-    import asyncio
-
-    if not sys.stderr.isatty():
-        return
-    seconds = 0
-    try:
-        while True:
-            await asyncio.sleep(1)
-            seconds += 1
-            print(f"\rcollecting, {seconds} s ", end="", file=sys.stderr, flush=True)
-    finally:
-        if seconds:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    data_dir = line.data_dir(arguments, config)  # where the daemon remembers this host's GPUs
+    known = known_gpus.gpus(Store(data_dir / "inventory").known_gpus()) if data_dir else ()
+    return asyncio.run(line.with_progress(doors.collector(config, host_dir).collect(names, known)))
 
 
 # ---- capture
@@ -175,7 +135,7 @@ def _add_capture(parser: argparse.ArgumentParser) -> None:
 def _capture(arguments: Arguments) -> int:
     from agent import doors, recorder
 
-    config = _config(arguments)
+    config = line.config(arguments)
     if not arguments.redact:
         print(
             "bcd: capture: the recording holds serials, addresses and names as they are; --redact replaces them", file=sys.stderr
@@ -183,7 +143,7 @@ def _capture(arguments: Arguments) -> int:
     done = recorder.capture(
         arguments.directory,
         redact=arguments.redact,
-        host_dir=_host_dir(arguments),
+        host_dir=line.host_dir(arguments),
         options=doors.options(config),
         nvml_library=config.nvml_library,
     )
@@ -200,16 +160,12 @@ def _capture(arguments: Arguments) -> int:
 # ---- status, refresh
 
 
-def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="as one JSON object")
-
-
 def _status(arguments: Arguments) -> int:
     from agent import local, render
 
-    answer = local.call(_config(arguments).socket_path, "status", 10.0)
+    answer = local.call(line.config(arguments).socket_path, "status", 10.0)
     if arguments.json:
-        _print_json(answer)
+        line.print_json(answer)
     else:
         render.draw(render.status_blocks(answer, render.now()), sys.stdout)
     return 0
@@ -217,7 +173,7 @@ def _status(arguments: Arguments) -> int:
 
 def _add_refresh(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", default="2m", metavar="TIME", help="how long to wait for the receiver (default %(default)s)")
-    _add_json(parser)
+    line.add_json(parser)
 
 
 def _refresh(arguments: Arguments) -> int:
@@ -227,9 +183,9 @@ def _refresh(arguments: Arguments) -> int:
         seconds = settings.duration(arguments.timeout)
     except ValueError as error:
         raise UserError(f"refresh: --timeout {arguments.timeout!r}: {error}") from error
-    answer = local.call(_config(arguments).socket_path, "refresh", seconds + 10, timeout=seconds)
+    answer = local.call(line.config(arguments).socket_path, "refresh", seconds + 10, timeout=seconds)
     if arguments.json:
-        _print_json(answer)
+        line.print_json(answer)
     elif answer["applied"]:
         print(f"the receiver has the inventory {str(answer['digest'])[:12]}, collected {answer['collectedAt']}")
     missing = [section for section in (*answer["sections"], *answer["missing"]) if "error" in section]
@@ -259,7 +215,7 @@ def _add_xid(parser: argparse.ArgumentParser) -> None:
 def _xid(arguments: Arguments) -> int:
     from agent import xid_report
 
-    host_dir = _host_dir(arguments)
+    host_dir = line.host_dir(arguments)
     files = arguments.files or [str(host_dir / "kmsg") if host_dir else xid_report.STDIN]
     return xid_report.run(files, arguments.form, arguments.trust_userspace)
 
@@ -271,8 +227,9 @@ COMMANDS = (
     Command("inventory", "collect now and print; nothing is sent", _add_inventory, _inventory),
     Command("capture", "record this host as a directory, for bug reports and tests", _add_capture, _capture),
     Command("refresh", "make the running daemon collect and offer now; ends when the receiver has it", _add_refresh, _refresh),
+    *doctor_cli.COMMANDS,
     Command("xid", "the XIDs in captured kernel logs, with what each of them means", _add_xid, _xid),
-    Command("status", "what the running daemon has, and what the receiver has of it", _add_json, _status),
+    Command("status", "what the running daemon has, and what the receiver has of it", line.add_json, _status),
 )
 _SHOWN = ("data_dir",)  # in every command's help; the other settings in that of `run`
 
@@ -291,54 +248,14 @@ def _parser() -> argparse.ArgumentParser:
     form: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "epilog": EXIT_CODES, "allow_abbrev": False}
     parser = argparse.ArgumentParser("bcd", description="The node agent of a GPU cloud. Settings: bcd run --help.", **form)
     parser.add_argument("--version", action=_Version, nargs=0, help="show bcd's version and end")
-    _add_global(parser, _SHOWN)
+    line.add_global(parser, _SHOWN)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
         sub = commands.add_parser(command.name, help=command.help, description=command.help, **form)
-        _add_global(sub, [s.name for s in settings.SETTINGS] if command.name == "run" else _SHOWN)
+        line.add_global(sub, [s.name for s in settings.SETTINGS] if command.name == "run" else _SHOWN)
         command.add(sub)
         sub.set_defaults(run=command.run)
     return parser
-
-
-def _add_global(parser: argparse.ArgumentParser, shown: Sequence[str]) -> None:
-    """The options that every command takes, before its name or behind it: the host, and a flag for each setting."""
-    quiet = argparse.SUPPRESS
-    parser.add_argument("--host", type=Path, metavar="DIR", default=quiet, help="a recorded host instead of this one")
-    help_ = f"configuration file (TOML; default {settings.DEFAULT_FILE}, {settings.FILE_VARIABLE})"
-    parser.add_argument("--config", type=Path, metavar="FILE", default=quiet, help=help_)
-    group = parser.add_argument_group("settings")
-    for setting in settings.SETTINGS:
-        text = f"{setting.help} Default: {setting.toml}. {setting.variable}".replace("%", "%%")
-        value: dict[str, Any] = {"metavar": "VALUE"}
-        if setting.kind is settings.FLAG:
-            value = {"action": "store_const", "const": "true"}
-        group.add_argument(
-            setting.flag,
-            dest=f"setting_{setting.name}",
-            default=quiet,
-            help=text if setting.name in shown else quiet,
-            **value,
-        )
-
-
-def _flags(arguments: Arguments) -> dict[str, str]:
-    return {name.removeprefix("setting_"): value for name, value in vars(arguments).items() if name.startswith("setting_")}
-
-
-def _config(arguments: Arguments) -> Config:
-    return settings.load(getattr(arguments, "config", None), os.environ, _flags(arguments))
-
-
-def _host_dir(arguments: Arguments) -> Path | None:
-    host: Path | None = getattr(arguments, "host", None)
-    return host
-
-
-def _print_json(value: object) -> None:
-    import json
-
-    print(json.dumps(value, indent=2))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import pytest
 from bettercompute.agent.v1 import inventory_pb2 as pb
 from bettercompute.contract.sections import SECTIONS, encode
 
-from agent import cli, doors, local
+from agent import cli, command_line, doors, local
 from agent.config import SETTINGS
 from agent.errors import UserError
 from agent.inventory import Store
@@ -250,12 +250,12 @@ def parsed(*argv: str) -> Any:
 def test_global_options_stand_before_the_command_or_behind_it(tmp_path: Path) -> None:
     before = parsed("--host", "h", "--data-dir", "d", "--insecure", "run")
     behind = parsed("run", "--host", "h", "--data-dir", "d", "--insecure")
-    assert cli._flags(before) == cli._flags(behind) == {"data_dir": "d", "insecure": "true"}
-    assert cli._host_dir(before) == cli._host_dir(behind) == Path("h")
+    assert command_line.flags(before) == command_line.flags(behind) == {"data_dir": "d", "insecure": "true"}
+    assert command_line.host_dir(before) == command_line.host_dir(behind) == Path("h")
 
 
 def test_the_one_behind_wins() -> None:
-    assert cli._flags(parsed("--data-dir", "a", "status", "--data-dir", "b")) == {"data_dir": "b"}
+    assert command_line.flags(parsed("--data-dir", "a", "status", "--data-dir", "b")) == {"data_dir": "b"}
 
 
 def test_every_setting_is_in_the_help_of_run(capsys: pytest.CaptureFixture[str]) -> None:
