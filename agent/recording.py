@@ -21,12 +21,12 @@ from typing import TextIO
 from agent import pressure
 from agent.collectors import COLLECTORS, Context, Files, Options, collect, run
 from agent.conditions import external
-from agent.conditions.facts import fabric_manager_pid
 from agent.conditions.reboot import reboot_packages
 from agent.errors import FieldError, Unreadable
 from agent.host import MAX_FILE, CriImage, EthtoolInfo, Host, Uname
 from agent.nvml import Nvml, NvmlError, PynvmlNvml
 from agent.recorded import open_host, open_nvml
+from agent.usage import fabric_manager
 
 Note = Callable[[dict[str, object]], None]
 _TASKS = ("readings", "probe")  # of agent.collectors.TASKS, those that doctor, diagnoses and the daemon ask of a recorded host
@@ -288,7 +288,7 @@ def _signs(source: Host, host: Recorder) -> None:
     pressure.read(host, None)
     external.managers(host, "")
     reboot_packages(host)
-    if (pid := fabric_manager_pid(source)) is not None:
+    if (pid := fabric_manager(source)) is not None:
         with contextlib.suppress(Unreadable):
             host.read(f"/proc/{pid}/comm")
 

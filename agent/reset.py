@@ -5,9 +5,8 @@ from typing import Any
 
 from bettercompute.agent.v1 import inventory_pb2 as pb
 
-from agent.collectors import Files
 from agent.host import Host
-from agent.usage import FABRIC_MANAGER
+from agent.usage import fabric_manager
 
 _BEFORE_AMPERE = ("kepler", "maxwell", "pascal", "volta", "turing")
 
@@ -45,8 +44,7 @@ def _on_switch(gpu: pb.Gpu) -> bool:
 
 def fabric_manager_runs(host: Host) -> bool:
     """Whether a process `nv-fabricmanager` is there, from /proc/PID/comm."""
-    files = Files(host)
-    return any(files.text(f"/proc/{pid}/comm") == FABRIC_MANAGER for pid in files.names("/proc") if pid.isdigit())
+    return fabric_manager(host) is not None
 
 
 def differences(before: pb.Gpu, after: pb.Gpu | None) -> list[str]:

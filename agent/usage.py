@@ -59,6 +59,13 @@ def users(host: Host, holds: Holds, gpus: Sequence[pb.Gpu], ignore_units: Collec
     return tuple(user for user in found if user.unit not in ignored and (user.what, user.name) != ("process", FABRIC_MANAGER))
 
 
+def fabric_manager(host: Host) -> int | None:
+    """The fabric manager's process id, by the names of all processes; None: it does not run."""
+    files = Files(host)
+    pids = (name for name in files.names("/proc") if name.isdigit())
+    return next((int(pid) for pid in pids if files.text(f"/proc/{pid}/comm") == FABRIC_MANAGER), None)
+
+
 # ---- holds
 
 

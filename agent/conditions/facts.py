@@ -6,7 +6,6 @@ process (once, then its `comm` alone is looked at). Both are made only on a host
 
 import contextlib
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bettercompute.agent.v1 import inventory_pb2 as pb
@@ -18,9 +17,9 @@ from agent.errors import Unreadable
 from agent.host import Host
 from agent.probe import History
 from agent.sections import Failed
+from agent.usage import FABRIC_MANAGER, fabric_manager
 
 FABRIC_LOG = "/var/log/fabricmanager.log"
-_COMM = "nv-fabricmanager"[:15]  # as the kernel cuts it (TASK_COMM_LEN)
 _DEVICES = "/sys/bus/pci/devices"
 _LOG_TAIL = 256 << 10  # bytes
 # `[May 21 2025 09:14:03] [INFO] [tid 2311] Fabric Manager version 570.133.20 is running with the following configuration options`
@@ -84,15 +83,9 @@ class Fabric:
         return self._bridges[1]
 
     def _find(self, host: Host) -> int | None:
-        if self._pid is not None and _comm(host, self._pid) == _COMM:
+        if self._pid is not None and _comm(host, self._pid) == FABRIC_MANAGER:
             return self._pid
-        return fabric_manager_pid(host)
-
-
-def fabric_manager_pid(host: Host) -> int | None:
-    """The process nv-fabricmanager, by the names of all; None: there is none."""
-    pids = (int(name) for name in _names(host, "/proc") if name.isdigit())
-    return next((pid for pid in pids if _comm(host, pid) == _COMM), None)
+        return fabric_manager(host)
 
 
 def bridges(host: Host) -> tuple[str, ...]:
@@ -127,9 +120,3 @@ def _comm(host: Host, pid: int) -> str:
     with contextlib.suppress(Unreadable):
         return host.read(f"/proc/{pid}/comm").decode(errors="replace").strip()
     return ""
-
-
-def _names(host: Host, path: str) -> Sequence[str]:
-    with contextlib.suppress(Unreadable):
-        return host.listdir(path)
-    return ()

@@ -14,7 +14,8 @@ from bettercompute.contract.sections import encode, section_hash
 
 from agent import recorder, recording
 from agent.collectors import COLLECTORS, Options, collect
-from agent.errors import SectionFailed, UserError
+from agent.conditions.table import judge
+from agent.errors import SectionFailed, Unreadable, UserError
 from agent.host import CriImage, EthtoolInfo, Host
 from agent.nvml import PynvmlNvml
 from agent.recorded import RecordedHost, RecordedNvml, open_host, open_nvml
@@ -22,6 +23,7 @@ from agent.recorder import capture
 from agent.recording import Recorder, RecordingNvml, record
 from agent.redaction import placeholder, redact_directory
 from tests.agent.collectors.tree import Content, Link, plant
+from tests.agent.conditions.hosts import facts_of
 from tests.hosts_catalog import HOSTS
 
 GPU = "/sys/devices/pci0000:17/0000:17:01.0/0000:18:00.0"
@@ -254,6 +256,31 @@ def test_links_on_the_way_are_recorded(tmp_path: Path) -> None:
     assert Host(tmp_path / "b").read("/x/a/file") == b"data"
     assert Host(tmp_path / "b").realpath("/x/a/file") == "/y/c/file"
     assert not (tmp_path / "b/y/c/other").exists()
+
+
+def test_a_piece_of_a_file_is_recorded_where_it_stood(tmp_path: Path) -> None:
+    source = Host(plant(tmp_path / "a", {"/lib/module": "0123456789", "/d/x": "y"}))
+    host = Recorder(root=source.root, source=source, out=tmp_path / "b", note=Notes())
+    assert (host.read_at("/lib/module", 7, 2), host.read_at("/lib/module", 2, 3)) == (b"78", b"234")
+    copy = Host(tmp_path / "b")
+    assert copy.read("/lib/module") == b"\0\x00234\0\x0078"
+    assert copy.read_at("/lib/module", 7, 100) == b"78"
+    assert copy.read_at("/lib/module", 1 << 63, 1) == b""
+    for path, number in (("/lib/none", errno.ENOENT), ("/d", errno.EISDIR)):
+        with pytest.raises(Unreadable) as refused:
+            host.read_at(path, 0, 1)
+        assert refused.value.errno == number
+    with pytest.raises(Unreadable, match="Permission"):
+        Host(tmp_path / "b", errors={"/lib/module": errno.EACCES}).read_at("/lib/module", 0, 1)
+
+
+def test_conditions_are_judged_of_a_capture_as_of_its_host(tmp_path: Path) -> None:
+    capture(tmp_path / "b", redact=True, host_dir=HOSTS["a100-mig-8"])
+    before, after = (judge(facts_of(directory)) for directory in (HOSTS["a100-mig-8"], tmp_path / "b"))
+    assert [(kind, verdict.status, verdict.reason) for kind, verdict in after] == [
+        (kind, verdict.status, verdict.reason) for kind, verdict in before
+    ]
+    assert {kind for kind, verdict in before if verdict.status == "false"} >= {"FabricManagerDown", "NvmlUnavailable"}
 
 
 def test_a_listing_is_recorded_with_the_kinds_of_its_names(tmp_path: Path) -> None:
