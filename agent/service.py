@@ -339,6 +339,7 @@ class Daemon:
             "holds": self._node.holds().describe(),
             "conditions": status.describe_conditions(self._conditions()),
             "kernelLog": self._watch.describe(),
+            "probe": self._signs.describe(),
             **status.describe(self._inventory, self._watch.ledger),
         }
 

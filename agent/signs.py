@@ -3,9 +3,10 @@ and the conditions that bcd finds itself (SPEC A2, A5, A6)."""
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bettercompute.agent.v1 import inventory_pb2 as pb
 
@@ -77,6 +78,18 @@ class Signs:
         """A collection ended."""
         self._hotplug.collected(now.trigger, before is None or before.digest != now.digest)
         self._conditions.look()
+
+    def describe(self) -> Mapping[str, Any]:
+        """The last probe, for `bcd status`: `pcieReplays` and `pcieWidth` (lanes now) by GPU, or why there are none."""
+        last = self._prober.history.last or probe.Answer()
+        uuids = sorted({*last.replays, *last.widths})
+        return {
+            "skipped": last.skipped or None,
+            "error": last.error or None,
+            "devices": [
+                {"deviceId": uuid, "pcieReplays": last.replays.get(uuid), "pcieWidth": last.widths.get(uuid)} for uuid in uuids
+            ],
+        }
 
     def resettle(self) -> None:
         """The settings are others."""

@@ -1,6 +1,7 @@
 """The signs in a whole daemon: what reaches the report, and what starts a collection."""
 
 import asyncio
+import base64
 import json
 import shutil
 from dataclasses import replace
@@ -108,6 +109,23 @@ def test_two_probes_without_an_answer_are_said_at_once(bench: Bench, monkeypatch
         await run.applied()
         await until(lambda: statuses(reports(run)[-1]).get("NvmlUnavailable") == wire.CONDITION_STATUS_TRUE)
         assert ("gpus",) not in bench.collector.asked, "a hang is no difference to collect over"
+
+    bench.run(test)
+
+
+def test_bcd_status_tells_the_last_probe(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = base64.b64encode(pb.GpusSection(gpus=[pb.Gpu(uuid="GPU-1")]).SerializeToString()).decode()
+    answer = {"gpus": gpus, "replays": {"GPU-1": 12}, "widths": {"GPU-1": 8}}
+    probing(
+        bench, monkeypatch, Section("probe", b'{"skipped": "GPU 1 is suspended"}'), Section("probe", json.dumps(answer).encode())
+    )
+
+    async def test(run: Run) -> None:
+        devices: list[object] = []
+        while not devices:
+            told = (await run.ask("status"))["probe"]
+            devices = told["devices"]
+        assert told == {"skipped": None, "error": None, "devices": [{"deviceId": "GPU-1", "pcieReplays": 12, "pcieWidth": 8}]}
 
     bench.run(test)
 
