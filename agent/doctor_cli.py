@@ -40,9 +40,15 @@ def _doctor(arguments: Arguments) -> int:
     return command.show(lines, arguments.json, sys.stdout)
 
 
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of GPUs")
+    return int(text)
+
+
 def _add_diag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", choices=["nvml"], help="nvml: each GPU as NVML and the kernel log tell it, as `diag.nvml` does")
-    parser.add_argument("--expect-gpus", type=int, metavar="N", help="how many GPUs there must be")
+    parser.add_argument("--expect-gpus", type=_count, metavar="N", help="how many GPUs there must be")
     line.add_json(parser)
 
 

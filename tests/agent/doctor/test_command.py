@@ -248,6 +248,13 @@ def test_diag_of_a_host_without_a_log_does_not_pass(capsys: pytest.CaptureFixtur
     assert {c["check"] for c in shown["checks"] if c["result"] == "unknown"} == {"xid.recent"}
 
 
+@pytest.mark.parametrize("number", ["-1", "eight", "8.5", ""])
+def test_diag_refuses_what_is_no_number_of_gpus(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["diag", "nvml", "--host", H100, f"--expect-gpus={number}"])
+    assert f"{number!r} is no number of GPUs" in capsys.readouterr().err
+
+
 def test_diag_refuses_another_kind(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["diag", "dcgm"])
