@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check format lint types contracts proto lock bench proof-spine clean
+.PHONY: demo test check format lint types contracts proto lock bench proof-spine proof-watch clean
 
 $(STAMP): requirements.lock pyproject.toml
 	@echo "setting up $(VENV) (once; about a minute)"
@@ -45,6 +45,9 @@ bench: $(STAMP)      ## one table: what, figure, floor, ratio, aim, met or misse
 
 proof-spine: $(STAMP)  ## the tests of the spine with all their repetitions: `make test` has a tenth of them
 	@BC_PROOF=1 $(BIN)/pytest -n 2 --timeout=3000 tests/agent/test_hosts.py tests/agent/test_collection.py tests/end_to_end
+
+proof-watch: $(STAMP)  ## the same for the watch: storms, kills, latency; it floods this machine's kernel log
+	@BC_PROOF=1 $(BIN)/pytest -n 2 --timeout=3000 tests/agent/kmsg tests/agent/test_watch.py tests/end_to_end/test_watch.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

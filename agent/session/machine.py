@@ -262,7 +262,9 @@ def _lost(state: State, event: Lost, now: float) -> tuple[State, Outputs]:
 
 
 def _status(state: State, event: StatusChanged, now: float) -> tuple[State, Outputs]:
-    return replace(state, status=event.status, dirty=state.dirty or event.status != state.status), ()
+    # When it was collected alone is told with the next report: it must not be what an XID has to wait a second for.
+    same = replace(event.status, collected_at=state.status.collected_at) == state.status
+    return replace(state, status=event.status, dirty=state.dirty or not same), ()
 
 
 def _inventory(state: State, event: InventoryChanged, now: float) -> tuple[State, Outputs]:

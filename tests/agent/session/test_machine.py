@@ -163,6 +163,16 @@ def test_the_same_status_is_no_change() -> None:
     assert talk.feed(StatusChanged(status("d1")), after=5.0) == []
 
 
+def test_a_collection_that_found_the_same_waits_for_the_next_report() -> None:
+    """Each XID makes bcd collect 2 s later; the report of that must not be what the next XID waits for."""
+    talk = Talk(applied="d1")
+    later = replace(status("d1"), collected_at=2.0)
+    assert talk.feed(StatusChanged(later), after=5.0) == []
+    assert talk.feed(StatusChanged(replace(later, abandoned_workers=1)), after=0.1) == [
+        m.StatusReport(2, replace(later, abandoned_workers=1))
+    ]
+
+
 def test_each_session_counts_its_reports_from_one_and_says_all() -> None:
     talk = Talk(applied="d1")
     talk.feed(Tick(), after=30.0)
