@@ -141,14 +141,14 @@ def _condition(one: pb.Condition) -> values.Condition:
 
 
 def _offer(offer: pb.InventoryOffer) -> values.Offer:
-    _words(offer.digest, offer.boot_id, offer.trigger)
+    _words(offer.digest, offer.boot_id)
     return values.Offer(
         digest=offer.digest,
         sections=tuple(values.SectionRef(s.name, s.schema_version, s.hash, s.size) for s in offer.sections),
         missing=_missing(offer.missing),
         collected_at=_time(offer.collected_at, "InventoryOffer.collected_at") if offer.HasField("collected_at") else None,
         boot_id=offer.boot_id,
-        trigger=offer.trigger,
+        trigger=offer.trigger[: limits.WORD.most],  # for people: losing its end beats losing the offer
     )
 
 

@@ -158,7 +158,7 @@ LONG = "x" * 257
         {"hello": pb.Hello(capabilities=["nvml", LONG])},
         {"hello": pb.Hello(drivers=[pb.Driver(id="d", kinds=[LONG])])},
         {"status_report": pb.StatusReport(digest=LONG)},
-        {"inventory_offer": pb.InventoryOffer(trigger=LONG)},
+        {"inventory_offer": pb.InventoryOffer(boot_id=LONG)},
         {"inventory_sections": pb.InventorySections(name=LONG)},
     ],
     ids=lambda message: next(iter(message)),
