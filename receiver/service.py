@@ -32,6 +32,7 @@ from receiver.store import database, embedded
 from receiver.store.embedded import EmbeddedPostgres
 
 LOG = logging.getLogger("receiver")
+FLUSH = 0.2  # seconds for last words to go out
 LOOK_EVERY = 1.0  # seconds: how soon it is seen that the embedded server is gone
 DATABASE = "better_compute"  # its name in the embedded server
 
@@ -154,6 +155,12 @@ class Receiver:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
+    async def _idle(self, seconds: float) -> None:
+        """Waits for the streams of nodes and the calls of the API to end, at most so long."""
+        end = time.monotonic() + seconds
+        while (self.registry.streams or self.api.calls) and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+
     def check(self) -> None:
         """Raises what ended a task that should not end: a receiver that forgets its nodes must not look alive."""
         if self.heartbeat is not None and self.heartbeat.done():
@@ -166,7 +173,10 @@ class Receiver:
         await self._notify()
         for server in self.servers:
             await server.stop_serving()
-        await asyncio.gather(*(server.stop(self.config.drain) for server in self.servers))
+        ending = [asyncio.create_task(server.stop(self.config.drain)) for server in self.servers]
+        await self._idle(self.config.drain)
+        # gRPC would still wait, for as long as it may, for peers that are gone without a word: a rebooted node is one.
+        await asyncio.gather(*ending, *(server.stop(FLUSH) for server in self.servers))
         tasks = [*self.tasks, *([self.heartbeat] if self.heartbeat else [])]
         for task in tasks:
             task.cancel()

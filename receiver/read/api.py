@@ -1,7 +1,8 @@
 """The API's gRPC side: one row a method, one runner for all. A refusal is a gRPC status whose text names the key or the thing."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from typing import Any
 
@@ -57,6 +58,7 @@ class Api:
         self.woken = woken
         self.over_page = over_page
         self.stopping = False
+        self.calls = 0  # under way
 
     def services(self) -> dict[str, Callable[[grpc.aio.Server], None]]:
         """By full name: what adds the service to a server."""
@@ -76,10 +78,19 @@ class Api:
 
     def _unary(self, answer: Answer) -> Callable[[Any, Context], Any]:
         async def handle(request: Any, context: Context) -> Message:
-            message: Message = await self._guarded(context, lambda db: answer(db, _scope(request), request))
+            with self._counted():
+                message: Message = await self._guarded(context, lambda db: answer(db, _scope(request), request))
             return message
 
         return handle
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        self.calls += 1
+        try:
+            yield
+        finally:
+            self.calls -= 1
 
     async def _guarded(self, context: Context, work: Callable[[Connection], Any]) -> Any:
         """Runs `work` in a thread; a refusal ends the call with its status."""
@@ -100,6 +111,13 @@ class Api:
         self, request: events_pb2.EventsServiceWatchRequest, context: Context
     ) -> AsyncIterator[events_pb2.EventsServiceWatchResponse]:
         """Each event behind the cursor (without one: from now on), as it is committed, until the caller hangs up."""
+        with self._counted():
+            async for response in self._followed(request, context):
+                yield response
+
+    async def _followed(
+        self, request: events_pb2.EventsServiceWatchRequest, context: Context
+    ) -> AsyncIterator[events_pb2.EventsServiceWatchResponse]:
         node_id = request.node_id if request.HasField("node_id") else None
         kind = request.type if request.HasField("type") else None
         place = await self._guarded(context, lambda db: self._first_place(db, request))

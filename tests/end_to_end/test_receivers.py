@@ -160,7 +160,13 @@ def test_a_node_that_moves_between_receivers_loses_no_apply_and_doubles_none(dir
             assert used == [(2,)]
             open_streams = here.rows("SELECT count(*) FROM sessions WHERE node_id = %s AND ended_at IS NULL", node)
             assert open_streams == [(1,)]
-            assert "Traceback" not in "".join(receiver.log.read_text() for receiver in here.receivers)
+            here.fleet.daemons["bcd"].stop()
+            for receiver in here.receivers:
+                began = time.monotonic()
+                receiver.stop()
+                assert time.monotonic() - began < 5.0, "peers that are gone without a word are not waited for"
+                assert "stopped" in receiver.tail()
+                assert "Traceback" not in receiver.log.read_text()
 
 
 def cpu_seconds(pid: int) -> float:
