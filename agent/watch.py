@@ -17,6 +17,7 @@ from typing import Any
 from agent import fault_store, faults
 from agent.faults import Fault, Ledger, Places, Seen
 from agent.kmsg import xid
+from agent.kmsg.growth import changes
 from agent.kmsg.reader import KernelLogError, Lost, Reader
 from agent.kmsg.record import KERNEL, Record, Unparsed
 from agent.known_gpus import Known
@@ -29,7 +30,7 @@ KEEP_GAP = 1.0  # seconds between two writes
 KEEP_RETRY = 5.0  # seconds after a write that failed
 CURSOR_EVERY = 60.0  # seconds after which a cursor alone is written
 FIRST_DELAY, LAST_DELAY = 1.0, 60.0  # seconds until a log that broke off is opened again
-GROWTH_POLL = 1.0  # seconds between two looks at a recorded log that was read to its end
+GROWTH_POLL = 1.0  # seconds between two looks at a recorded log that was read to its end, where inotify does not tell
 LIVE = 60.0  # seconds: a younger record is of now; the kernel's clock drifts from ours by seconds in weeks
 
 _PREFIXES = ("NVRM:", "nvidia-nvswitch")
@@ -74,6 +75,7 @@ class Watch:
         self._looking: asyncio.TimerHandle | None = None
         self._nobodys_since: float | None = None  # since when an XID waits for the first inventory
         self._nobodys_told: set[faults.Key] = set()
+        self._again = asyncio.Event()  # a recorded log may be another
         self._dirty = asyncio.Event()
         self._unsaved: str | None = None
         self._disk = ThreadPoolExecutor(1, "faults")  # one thread: writes keep their order
@@ -136,6 +138,7 @@ class Watch:
         if boot_id != self._ledger.boot_id:
             self._nobodys_told.clear()
             self._take_on(Ledger(boot_id), new=True)
+            self._again.set()
         elif (learnt := self._ledger.learn(self._places)) != self._ledger:
             self._take_on(learnt, new=learnt.faults != self._ledger.faults)
         self._tell(new=bool(self._ledger.unattributed))
@@ -175,9 +178,17 @@ class Watch:
                 self._heard(error)
                 await asyncio.sleep(min(LAST_DELAY, FIRST_DELAY * 2.0 ** min(failures, 16)))
                 failures += 1
-            else:  # a recorded log, at its end: it may grow, or be another boot's
-                while before == (self._ledger.boot_id, self._stamp()):
-                    await asyncio.sleep(GROWTH_POLL)
+            else:  # a recorded log, at its end
+                await self._grown(before)
+
+    async def _grown(self, before: object) -> None:
+        """Until a recorded log is not as it was before it was read: it has grown, or is another boot's."""
+        with changes(self._path.parent, self._again.set) as watched:
+            while before == (self._ledger.boot_id, self._stamp()):
+                self._again.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(None if watched else GROWTH_POLL):
+                        await self._again.wait()
 
     def _stamp(self) -> tuple[int, int, int] | None:
         try:

@@ -82,8 +82,7 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr(watch, "GROWTH_POLL", 0.05)
+def bench(tmp_path: Path) -> Bench:
     (tmp_path / "kmsg").write_text(line(0, "Linux version 6.1.0", 5))
     return Bench(tmp_path)
 
@@ -173,6 +172,27 @@ def test_a_recorded_host_that_is_rebooted_under_the_daemon_begins_anew(bench: Be
         await until(lambda: (found.ledger.boot_id, found.ledger.cursor) == ("boot-2", 0))
         assert bench.told() == []
         assert bench.reports[-1][1] == []
+
+    bench.run(test)
+
+
+@pytest.mark.parametrize("inotify", [True, False])
+def test_a_recorded_log_is_followed_as_it_grows_or_is_replaced(
+    bench: Bench, inotify: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not inotify:
+        monkeypatch.setattr(watch, "changes", lambda *_: contextlib.nullcontext(False))
+        monkeypatch.setattr(watch, "GROWTH_POLL", 0.05)
+
+    async def test(found: Watch) -> None:
+        await until(lambda: found.ledger.cursor == 0)
+        for seq in (1, 2):
+            bench.says(xid(seq))
+            await until(lambda seq=seq: found.ledger.cursor == seq)  # type: ignore[misc]
+        whole = bench.log.read_text()
+        (bench.path / "new").write_text(whole + xid(3))
+        (bench.path / "new").rename(bench.log)
+        await until(lambda: bench.told() == [("Xid79", "GPU-1", 3)])
 
     bench.run(test)
 

@@ -210,7 +210,9 @@ def test_killed_at_any_point_after_the_line_the_fault_is_there_after_the_restart
             for code in range(1000, 1000 + rounds):
                 append_kmsg(run.host, xid(slot, code), level=4)
                 expected[f"Xid{code}"] = 1
-                await asyncio.sleep(chance.uniform(0.0, 1.2))  # bcd looks each second, and writes 50 ms after it reported
+                await asyncio.sleep(
+                    chance.uniform(0.0, 0.15)
+                )  # it takes some milliseconds to the report, and 50 more to the disk
                 run.bcd.kill()
                 run.reports.came.clear()
                 run.bcd.start()
