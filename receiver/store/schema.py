@@ -2,7 +2,8 @@
 
 Conventions: words are those of the SPEC in snake_case; times are `timestamptz`, set by the database; every row that is read
 carries the tenant it belonged to when it was written; constraints have names. What SQLAlchemy cannot declare stands in the
-migration beside its table: append-only triggers, storage of `sections.body`, prune_snapshots().
+migration beside its table: append-only triggers, storage of `sections.body`, prune_snapshots(). Those of GPUs stand in
+schema_devices.py; whoever imports this module has them all.
 """
 
 from sqlalchemy import (
@@ -23,10 +24,9 @@ from sqlalchemy import (
 from receiver import values
 from receiver.store import columns as c
 from receiver.store.columns import metadata
+from receiver.store.schema_devices import LIVE, atoms, bookings, device_health, device_history, devices
 
-__all__ = ["metadata"]
-
-_LIVE = text("ended_at IS NULL")
+__all__ = ["atoms", "bookings", "device_health", "device_history", "devices", "metadata"]
 
 pools = Table(
     "pools",
@@ -172,80 +172,6 @@ sessions = Table(
     c.text("end_reason", nullable=True),
 )
 
-devices = Table(
-    "devices",
-    metadata,
-    c.key("id"),  # the GPU's UUID
-    c.node(),
-    c.text("tenant_id"),
-    c.text("serial", nullable=True),
-    c.flag("present", True),
-    c.flag("healthy", True),
-    c.flag("lost"),
-    c.flag("assigned"),
-    c.flag("partition_pending"),
-    c.flag("draining"),
-    c.json("attributes", "{}"),
-    c.time("created_at", now=True),
-    c.time("missing_since"),
-    Index(None, "node_id"),
-    Index(None, "serial"),
-)
-
-atoms = Table(
-    "atoms",
-    metadata,
-    c.key("id"),
-    Column("generation", BigInteger, primary_key=True, autoincrement=False),
-    Column("device_id", Text, ForeignKey("devices.id"), nullable=False),
-    c.node(),
-    c.text("tenant_id"),
-    c.text("profile", nullable=True),
-    c.json("placement"),
-    c.flag("bookable"),
-    c.flag("retiring"),
-    c.flag("healthy", True),
-    c.text("reason", nullable=True),  # why it is not bookable
-    c.time("created_at", now=True),
-    Index(None, "device_id"),
-    Index(None, "node_id"),
-)
-
-# No foreign key to devices: a device planned later is born unhealthy.
-device_health = Table(
-    "device_health",
-    metadata,
-    c.key("device_id"),
-    c.key("source"),
-    c.key("code"),
-    c.key("boot_id"),
-    c.node(),
-    c.text("tenant_id"),
-    c.number("count", 0),
-    c.number("cleared_count", 0),
-    c.json("detail", "{}"),
-    c.time("since", now=True),
-    c.time("closed_at"),
-    c.text("closed_reason", nullable=True),
-    c.words("source", values.HEALTH_SOURCES),
-    Index("ix_device_health_open", "node_id", "device_id", postgresql_where=text("closed_at IS NULL")),
-)
-
-device_history = Table(
-    "device_history",
-    metadata,
-    Column("seq", BigInteger, Identity(always=True), primary_key=True),
-    c.text("device_id"),
-    c.text("serial", nullable=True),
-    c.node(nullable=True),
-    c.text("tenant_id"),
-    c.text("event"),
-    c.json("detail", "{}"),
-    c.time("at", now=True),
-    Index(None, "device_id", "seq"),
-    Index(None, "serial", "seq"),
-)
-
 conditions = Table(
     "conditions",
     metadata,
@@ -337,23 +263,6 @@ events = Table(
     Index(None, "node_id", "xid", "seq"),
 )
 
-# Written by placement, read here (SPEC B11).
-bookings = Table(
-    "bookings",
-    metadata,
-    c.key("booking_id"),
-    c.text("tenant_id"),
-    c.node(),
-    c.text("device_id"),
-    c.text("atom_id"),
-    Column("atom_generation", BigInteger, nullable=False),
-    c.time("created_at", now=True),
-    c.time("ended_at"),
-    Index("uq_bookings_live_atom", "atom_id", "atom_generation", unique=True, postgresql_where=_LIVE),
-    Index("ix_bookings_live_node", "node_id", postgresql_where=_LIVE),
-    Index("ix_bookings_live_device", "device_id", postgresql_where=_LIVE),
-)
-
 disruptions = Table(
     "disruptions",
     metadata,
@@ -365,8 +274,8 @@ disruptions = Table(
     c.time("started_at", now=True),
     c.time("ended_at"),
     c.words("kind", values.DISRUPTION_KINDS),
-    Index("ix_disruptions_open_pool", "pool_id", postgresql_where=_LIVE),
-    Index("ix_disruptions_open_node", "node_id", postgresql_where=_LIVE),
+    Index("ix_disruptions_open_pool", "pool_id", postgresql_where=LIVE),
+    Index("ix_disruptions_open_node", "node_id", postgresql_where=LIVE),
 )
 
 commands = Table(
