@@ -19,6 +19,7 @@ WAIT = 300.0  # seconds, and
 WAIT_RECORDS = 1000  # records of XIDs that may wait for a boot's first inventory
 _NAMES = 256  # GPUs that the driver's own lines name
 _TEXT = 2048  # bytes of a message (B11)
+_MOST = (1 << 64) - 1  # that a count may be on the wire
 
 # The worse one last.
 _POLICIES = (None, "device", "node")
@@ -132,7 +133,7 @@ class Ledger:
         """A record was read, whatever it said: the cursor moves on; a jump in the numbers is records that were lost."""
         if self.cursor is None:
             return replace(self, cursor=seq, from_start=seq == 0)
-        return replace(self, cursor=seq, lost=self.lost + seq - self.cursor - 1)
+        return replace(self, cursor=seq, lost=min(_MOST, self.lost + seq - self.cursor - 1))
 
     def add(self, seen: Seen, places: Places) -> "Ledger":
         """A record of an XID or SXid."""

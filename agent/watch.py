@@ -33,6 +33,7 @@ FIRST_DELAY, LAST_DELAY = 1.0, 60.0  # seconds until a log that broke off is ope
 GROWTH_POLL = 1.0  # seconds between two looks at a recorded log that was read to its end, where inotify does not tell
 LIVE = 60.0  # seconds: a younger record is of now; the kernel's clock drifts from ours by seconds in weeks
 
+_MOST = 1 << 31  # that these counts say on the wire
 _PREFIXES = ("NVRM:", "nvidia-nvswitch")
 
 _log = logging.getLogger("bcd.watch")
@@ -108,8 +109,8 @@ class Watch:
             available=self._trouble is None,
             complete=self._trouble is None and self._ledger.complete,
             lost_records=self._ledger.lost,
-            unattributed=0 if self._waiting() else sum(fault.count for fault in self._ledger.unattributed),
-            overflow=self._ledger.overflow,
+            unattributed=0 if self._waiting() else min(_MOST, sum(fault.count for fault in self._ledger.unattributed)),
+            overflow=min(_MOST, self._ledger.overflow),
         )
 
     def describe(self) -> Mapping[str, Any]:
@@ -250,7 +251,7 @@ class Watch:
     def _moment(self, record: Record) -> float:
         """When a record was written, Unix seconds: now for one that is read as it is written, else an estimate."""
         age = self._hooks.clock() - record.stamp_us / 1e6
-        return time.time() - (age if age > LIVE else 0.0)
+        return max(0.0, time.time() - (age if age > LIVE else 0.0))
 
     # -- what follows
 

@@ -141,6 +141,11 @@ def test_a_jump_in_the_sequence_is_lost_records() -> None:
     assert (found.read(10).lost, found.read(10).complete) == (8, False)
 
 
+def test_no_count_outgrows_the_wire() -> None:
+    end = (1 << 64) - 1
+    assert replace(Ledger("boot-1").read(0), lost=end - 1).read(9).lost == end
+
+
 def test_a_log_whose_beginning_is_gone_is_not_complete() -> None:
     assert not Ledger("boot-1").complete
     assert not Ledger("boot-1").read(1227).complete
