@@ -166,11 +166,14 @@ class Ledger:
         over = set(device_ids)
         return replace(self, faults={key: fault for key, fault in self.faults.items() if fault.device_id not in over})
 
-    def _gpu_at(self, bus_id: str, places: Places) -> tuple[str, bool]:
-        """The GPU at a bus id, and whether an earlier boot's map says so; empty when none is known there."""
+    def _gpu_at(self, bus_id: str, places: Places, remembered: str = "") -> tuple[str, bool]:
+        """The GPU at a bus id, and whether it is only remembered; empty when none is known there.
+
+        `remembered`: the one that a fault there was given before; that the map is gone is no evidence against it.
+        """
         if uuid := self.named.get(bus_id) or places.shown.get(bus_id):
             return uuid, False
-        uuid = places.earlier.get(bus_id, "")
+        uuid = places.earlier.get(bus_id, remembered)
         moved = uuid in places.shown.values() or uuid in self.named.values()
         return ("", False) if moved or not uuid else (uuid, True)
 
@@ -179,7 +182,7 @@ class Ledger:
         faults: dict[Key, Fault] = {}
         for fault in self.faults.values():
             if fault.kind == "Xid" and (fault.remembered or not fault.device_id):
-                device_id, remembered = self._gpu_at(fault.bus_id, places)
+                device_id, remembered = self._gpu_at(fault.bus_id, places, fault.device_id)
                 fault = replace(fault, device_id=device_id, remembered=remembered)
             old = faults.get(fault.key)
             faults[fault.key] = _joined(old, fault) if old else fault

@@ -104,6 +104,11 @@ def test_an_earlier_boot_s_gpu_is_remembered_while_this_boot_shows_no_other_ther
     assert (only(other).device_id, only(other).remembered) == ("GPU-9", False)
 
 
+def test_a_map_that_is_gone_is_no_evidence_against_a_remembered_gpu() -> None:
+    found = ledger(xid(), places=Places(earlier={A: "GPU-1"}))
+    assert found.attributed(Places()) == found
+
+
 def test_a_remembered_gpu_that_this_boot_shows_elsewhere_is_not_taken() -> None:
     moved = Places(shown={B: "GPU-1"}, earlier={A: "GPU-1"})
     assert [f.bus_id for f in ledger(xid(), places=moved).unattributed] == [A]
