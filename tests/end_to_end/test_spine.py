@@ -64,12 +64,12 @@ def start(run: Fleet, host: str, **env: str) -> tuple[str, Path, str]:
 
 def events(run: Fleet, node: str) -> list[str]:
     """The types of the node's events, oldest first."""
-    return [event["type"] for event in run.api("events.list", nodeId=node)["events"]]
+    return [event["type"] for event in run.api("events.list", nodeId=node, limit=1000)["events"]]
 
 
 def history(run: Fleet, node: str) -> list[dict[str, Any]]:
     """The node's snapshots, newest first."""
-    answer: list[dict[str, Any]] = run.api("inventory.history", nodeId=node)["snapshots"]
+    answer: list[dict[str, Any]] = run.api("inventory.history", nodeId=node, limit=1000)["snapshots"]
     return answer
 
 

@@ -261,6 +261,8 @@ def unlist(host: Path, index: int) -> None:
 
 async def collected_after(run: Node, act: Callable[[], object]) -> float:
     """Seconds from what `act` does to the beginning of the collection that it starts."""
+    while (await run.status())["collecting"]:  # one of the start
+        await asyncio.sleep(0.05)
     began = time.monotonic()
     act()
     while not (await run.status())["collecting"]:
