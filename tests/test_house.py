@@ -16,9 +16,13 @@ MAX_FUNCTION_LINES = 60
 
 
 def tracked(*patterns: str) -> list[Path]:
-    """Files of the project: what git knows, else (an unpacked source) what is there."""
-    listed = subprocess.run(["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return [ROOT / line for line in listed.splitlines() if (ROOT / line).is_file()]
+    """Files of the project: what git knows, else (an unpacked source, or no git here) what is there."""
+    try:
+        asked = subprocess.run(["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True, check=True)
+        return [ROOT / line for line in asked.stdout.splitlines() if (ROOT / line).is_file()]
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        there = (path for pattern in patterns for path in ROOT.rglob(pattern))
+        return [path for path in there if path.is_file() and not path.relative_to(ROOT).parts[0].startswith(".")]
 
 
 def own_code() -> Iterator[Path]:
