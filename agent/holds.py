@@ -145,11 +145,14 @@ def _each(directory: Path, names: list[str]) -> Iterator[tuple[str, Hold | str]]
 
 def _regular(path: Path) -> bytes:
     """The bytes of a regular file of at most MAX_BYTES. Raises OSError, BadHold."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+    with open(path, "rb", buffering=0, opener=_open) as file:  # the opener's descriptor is closed even when it is a directory's
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise BadHold("not a regular file")
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise BadHold(f"larger than {MAX_BYTES} bytes")
     return data
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)

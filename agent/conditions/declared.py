@@ -8,7 +8,9 @@ Each file there whose name ends with `.json` is one component's, replaced as a w
 
 `type` is one of TYPES, `status` is `true`, `false` or `unknown`; `reason`, `message` and `deviceId` may be left out. The file
 stands for `validFor` seconds (default 600) after it was last written: who declares writes again before that, changed or not.
-Afterwards, and when it cannot be read or is damaged, what it last declared is `unknown`; a file that is gone declares nothing.
+Afterwards (or when that time lies as far ahead: the clock was set back), and when it cannot be read or is damaged, what it last
+declared is `unknown`; a file that is gone declares nothing. All files together have MOST conditions at most, so that they leave
+room in the report for what bcd finds itself.
 
 The directory is 0770, for the provisioner's group. So nothing in it is trusted: regular files only and no links, at most 64 KiB
 and 256 files.
@@ -28,7 +30,8 @@ from agent.conditions.table import FALSE, TRUE, UNKNOWN, Verdict
 TYPES = ("KubernetesReleaseStuck", "KubernetesReleased", "KubernetesReleasesUnreadable", "KubernetesTaintsDrift")
 VALID_FOR = 600.0  # seconds
 MAX_BYTES, MAX_FILES = 64 << 10, 256
-_MAX_TEXT, _MAX_CONDITIONS = 1000, 64
+MOST = 64  # conditions of all files together
+_MAX_TEXT = 1000
 
 _log = logging.getLogger("bcd.conditions")
 
@@ -69,14 +72,19 @@ class Directory:
         except OSError as error:
             self._complain(f"cannot read {self._path}: {error.strerror}: what was declared is unknown")
             return _sorted([_unknown(v, "Unreadable", error.strerror or "") for f in self._files.values() for v in f.conditions])
-        self._complain(f"{self._path} has {len(names)} files: only the first {MAX_FILES} count" if len(names) > MAX_FILES else "")
         found: list[tuple[str, Verdict]] = []
         files = {}
         for name in names[:MAX_FILES]:
-            files[name], declared = self._one(name, now)
-            found.extend(declared)
+            files[name], of_file = self._one(name, now)
+            found.extend(of_file)
         self._files = files
-        return _sorted(found)
+        declared = _sorted(found)
+        many = f"{self._path} has {len(names)} files: only the first {MAX_FILES} count" if len(names) > MAX_FILES else ""
+        more = (
+            f"{self._path} declares {len(declared)} conditions: {MOST} are told, true ones first" if len(declared) > MOST else ""
+        )
+        self._complain(many or more)
+        return tuple(sorted(sorted(declared, key=lambda one: _WORST[one[1].status])[:MOST], key=_order))
 
     def _one(self, name: str, now: float) -> tuple[_File, list[tuple[str, Verdict]]]:
         before = self._files.get(name, _File())
@@ -89,7 +97,7 @@ class Directory:
                 _log.warning("%s", complaint)
             return replace(before, complaint=complaint), [_unknown(v, "Unreadable", str(error)) for v in before.conditions]
         stale = f"{name} was not written again within {valid_for:g} s"
-        declared = list(conditions) if now - written <= valid_for else [_unknown(v, "Stale", stale) for v in conditions]
+        declared = list(conditions) if abs(now - written) <= valid_for else [_unknown(v, "Stale", stale) for v in conditions]
         return _File(conditions), declared
 
     def _complain(self, text: str) -> None:
@@ -100,15 +108,18 @@ class Directory:
 
 def read_regular(path: Path) -> tuple[bytes, float]:
     """The bytes of a regular file that is no link, and when it was written. Raises OSError, and ValueError for another file."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    with os.fdopen(fd, "rb", buffering=0) as file:
-        found = os.fstat(fd)
+    with open(path, "rb", buffering=0, opener=_open) as file:  # the opener's descriptor is closed even when it is a directory's
+        found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise ValueError("it is no regular file")
         data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise ValueError(f"it is larger than {MAX_BYTES} bytes")
         return data, found.st_mtime
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def parse(data: bytes) -> tuple[Declared, float]:
@@ -122,8 +133,8 @@ def parse(data: bytes) -> tuple[Declared, float]:
     valid_for = value.get("validFor", VALID_FOR)
     if isinstance(valid_for, bool) or not isinstance(valid_for, int | float) or not 0 < valid_for <= 86400:
         raise ValueError(f"validFor is {valid_for!r}; expected seconds, at most a day")
-    if len(value["conditions"]) > _MAX_CONDITIONS:
-        raise ValueError(f"it declares {len(value['conditions'])} conditions; at most {_MAX_CONDITIONS} are taken")
+    if len(value["conditions"]) > MOST:
+        raise ValueError(f"it declares {len(value['conditions'])} conditions; at most {MOST} are taken")
     return tuple(_condition(entry) for entry in value["conditions"]), float(valid_for)
 
 
@@ -143,6 +154,10 @@ def _unknown(declared: tuple[str, Verdict], reason: str, message: str) -> tuple[
 
 
 _WORST = {TRUE: 0, UNKNOWN: 1, FALSE: 2}
+
+
+def _order(declared: tuple[str, Verdict]) -> tuple[str, str]:
+    return declared[0], declared[1].device_id
 
 
 def _sorted(found: list[tuple[str, Verdict]]) -> Declared:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.conditions.declared import MAX_BYTES, MAX_FILES, Directory, parse
+from agent.conditions.declared import MAX_BYTES, MAX_FILES, MOST, Directory, parse
 from agent.conditions.table import Verdict
 
 STUCK = {"type": "KubernetesReleaseStuck", "status": "true", "reason": "PodsRemain", "message": "2 pods", "deviceId": "GPU-1"}
@@ -57,7 +57,15 @@ def test_a_directory_without_files_or_none_declares_nothing(tmp_path: Path, fold
 
 
 @pytest.mark.parametrize(
-    ("age", "more", "stale"), [(590, {}, False), (610, {}, True), (50, {"validFor": 60}, False), (70, {"validFor": 60}, True)]
+    ("age", "more", "stale"),  # a negative age: the clock was set back
+    [
+        (590, {}, False),
+        (610, {}, True),
+        (50, {"validFor": 60}, False),
+        (70, {"validFor": 60}, True),
+        (-300, {}, False),
+        (-700, {}, True),
+    ],
 )
 def test_a_file_that_is_not_written_again_is_unknown(folder: Path, age: float, more: dict[str, Any], stale: bool) -> None:
     declare(folder, STUCK, age=age, **more)
@@ -88,13 +96,30 @@ def test_a_file_that_is_gone_declares_nothing(folder: Path) -> None:
     assert directory.read(time.time()) == ()
 
 
-def test_links_pipes_and_directories_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_links_pipes_and_directories_are_refused(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     secret = tmp_path / "secret.json"
     secret.write_text(json.dumps({"conditions": [STUCK]}))
     (folder / "link.json").symlink_to(secret)
     os.mkfifo(folder / "pipe.json")
     (folder / "folder.json").mkdir()
-    assert read(folder) == []
+    open_before = len(os.listdir("/proc/self/fd"))
+    directory = Directory(folder)
+    for _ in range(5):
+        assert directory.read(time.time()) == ()
+    assert len(os.listdir("/proc/self/fd")) == open_before
+    assert len(caplog.records) == 3, "each is complained of once"
+
+
+def test_more_conditions_than_may_be_leave_room_for_others(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in "abc":
+        declare(folder, *({**DRIFT, "deviceId": f"GPU-{name}-{n}"} for n in range(40)), name=f"{name}.json")
+    declare(folder, STUCK, name="z.json")
+    directory = Directory(folder)
+    for _ in range(3):
+        told = directory.read(time.time())
+    assert len(told) == MOST
+    assert TOLD in told
+    assert [record.message for record in caplog.records] == [f"{folder} declares 121 conditions: 64 are told, true ones first"]
 
 
 def test_large_files_are_refused(folder: Path) -> None:
