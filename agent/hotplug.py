@@ -39,6 +39,7 @@ class Hotplug:
         self._vfs: set[str] = set()  # SR-IOV functions: when one is removed, sysfs cannot be asked any more
         self._nvidia: set[str] = set()
         self._complaint = ""
+        self._deaf = False
 
     async def run(self) -> None:
         """For ever; a socket that cannot be had is tried again."""
@@ -64,6 +65,9 @@ class Hotplug:
         with contextlib.closing(connect(host.exists("/run/udev/control"))) as sock:
             self._complaint = ""
             self._learn(host)
+            if self._deaf:  # what happened meanwhile, nobody has heard
+                self._want("overrun")
+            self._deaf = True  # from the moment on that this ends
             async for item in udev.events(sock):
                 if isinstance(item, udev.Overrun):
                     self._overrun()

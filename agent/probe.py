@@ -144,6 +144,10 @@ class Prober:
         self._resettled = asyncio.Event()
         self.history = History()
 
+    def collected(self) -> None:
+        """A collection has read the GPUs: NVML answers, whatever probes found before (they may be skipped from now on)."""
+        self.history = replace(self.history, hangs=0)
+
     def resettle(self) -> None:
         """The settings have changed."""
         self._resettled.set()

@@ -77,6 +77,10 @@ class Signs:
     def collected(self, before: Inventory | None, now: Inventory) -> None:
         """A collection ended."""
         self._hotplug.collected(now.trigger, before is None or before.digest != now.digest)
+        section = gpus(now)
+        read = section is not None and not section.HasField("error")
+        if read and (before is None or before.ages.get("gpus") != now.ages["gpus"]):
+            self._prober.collected()
         self._conditions.look()
 
     def describe(self) -> Mapping[str, Any]:

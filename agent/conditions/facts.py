@@ -28,11 +28,14 @@ _LOG_VERSION = re.compile(rb"Fabric Manager version\W*(?:is\W+)?(\d+\.\d+(?:\.\d
 
 @dataclass(frozen=True, slots=True)
 class Manager:
-    """The fabric manager, looked for only where GPUs need one and do not tell their fabric. `switches`: what it manages."""
+    """The fabric manager, looked for only where GPUs need one and do not tell their fabric. `switches`: what it manages.
+
+    `versions` are its package's and its log's: after an upgrade on disk that waits for a reboot, the one that runs is the log's.
+    """
 
     switches: tuple[str, ...]
     pid: int | None = None
-    version: str | None = None
+    versions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +77,8 @@ class Fabric:
         if not switches:
             return None
         self._pid = self._find(host)
-        version = package or log_version(_tail(host, FABRIC_LOG)) if self._pid else None
-        return Manager(switches, self._pid, version)
+        told = (package, log_version(_tail(host, FABRIC_LOG))) if self._pid else ()
+        return Manager(switches, self._pid, tuple(sorted({version for version in told if version})))
 
     def _with_bridges(self, host: Host, boot_id: str) -> tuple[str, ...]:
         if self._bridges is None or self._bridges[0] != boot_id:

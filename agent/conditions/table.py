@@ -11,7 +11,7 @@ from bettercompute.agent.v1 import inventory_pb2 as pb
 
 from agent.conditions import reboot
 from agent.conditions.facts import Facts
-from agent.probe import risen
+from agent.probe import HANGS, risen
 from agent.settling import REASON as SETTLING
 
 TRUE, FALSE, UNKNOWN = "true", "false", "unknown"
@@ -68,8 +68,9 @@ def _by_process(facts: Facts, section: pb.GpusSection) -> Verdicts:
     if manager.pid is None:
         if facts.uptime >= FABRIC_PATIENCE:
             yield Verdict(TRUE, "NotRunning", f"{where}; no nv-fabricmanager runs: start nvidia-fabricmanager")
-    elif manager.version and driver and manager.version != driver:
-        yield Verdict(TRUE, "VersionMismatch", f"{where}; nv-fabricmanager is {manager.version}, the driver is {driver}")
+    elif manager.versions and driver and driver not in manager.versions:
+        told = " and ".join(manager.versions)
+        yield Verdict(TRUE, "VersionMismatch", f"{where}; nv-fabricmanager is {told}, the driver is {driver}")
     else:
         yield Verdict(FALSE)
 
@@ -85,8 +86,8 @@ def nvml_unavailable(facts: Facts) -> Verdicts:
     elif facts.gpus is not None and facts.gpus.HasField("error"):
         yield Verdict(TRUE, facts.gpus.error.reason, facts.gpus.error.message)
     elif facts.expects_nvml:
-        hung = Verdict(TRUE, "Hang", f"{facts.history.hangs} health probes in a row had no answer")
-        yield hung if facts.history.is_hung else Verdict(FALSE)
+        hung = Verdict(TRUE, "Hang", f"{HANGS} health probes in a row or more had no answer")
+        yield hung if facts.history.is_hung and facts.probes else Verdict(FALSE)
 
 
 def pcie_replay_high(facts: Facts) -> Verdicts:
@@ -101,7 +102,8 @@ def pcie_replay_high(facts: Facts) -> Verdicts:
         elif rise is None:
             yield Verdict(UNKNOWN, "FirstProbe", "only two probes tell how fast the counter rises", uuid)
         else:
-            told = f"PCIe replays rise by {rise:.0f} an hour; more than {REPLAYS} are a bad link, slot or riser"
+            # No figure: it is another with each probe, and a message that changes is written. `bcd status` has the counters.
+            told = f"PCIe replays rise by more than {REPLAYS} an hour: a bad link, slot or riser"
             yield Verdict(TRUE, "Replays", told, uuid) if rise > REPLAYS else Verdict(FALSE, device_id=uuid)
 
 

@@ -38,7 +38,15 @@ class Part:
         self.host = host
         self.udevd: list[bool] = []
 
-    def run(self, connect: Callable[[bool], Any], seconds: float = 0.2, during: Callable[[Hotplug], None] | None = None) -> None:
+    def run(
+        self,
+        connect: Callable[[bool], Any],
+        seconds: float = 0.2,
+        during: Callable[[Hotplug], None] | None = None,
+        wanted: int = 0,
+    ) -> None:
+        """For some time, and until so many collections are wanted."""
+
         def connected(udevd: bool) -> Any:
             self.udevd.append(udevd)
             return connect(udevd)
@@ -51,6 +59,9 @@ class Part:
             if during:
                 during(part)
             await asyncio.sleep(seconds / 2)
+            async with asyncio.timeout(10):
+                while len(self.wanted) < wanted:
+                    await asyncio.sleep(0.01)
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
@@ -72,7 +83,7 @@ def devpath(host: Path, slot: str) -> str:
 
 def test_a_gpu_that_is_bound_collects_gpus_and_os(part: Part) -> None:
     path = devpath(part.host, slot_of(part.host, 2))
-    part.run(lambda _: FakeSocket(message("pci", path, "bind"), message("pci", path, "bind")))
+    part.run(lambda _: FakeSocket(message("pci", path, "bind"), message("pci", path, "bind")), wanted=2)
     assert part.wanted == ["event-gpus", "event-os"]
 
 
@@ -87,7 +98,7 @@ def test_a_gpu_whose_function_is_gone_is_still_known_as_nvidias(part: Part) -> N
             link.unlink(missing_ok=True)  # before its event is read
             return super().recvmsg(size, ancillary)
 
-    part.run(lambda _: Late(message("pci", path, "remove")))
+    part.run(lambda _: Late(message("pci", path, "remove")), wanted=2)
     assert part.wanted == ["event-gpus", "event-os"]
 
 
@@ -106,8 +117,17 @@ def test_virtual_functions_are_no_events_even_when_they_go(part: Part) -> None:
 
 
 def test_lost_events_collect_everything_once_each_time(part: Part) -> None:
-    part.run(lambda _: FakeSocket(errno.ENOBUFS))
+    part.run(lambda _: FakeSocket(errno.ENOBUFS), wanted=1)
     assert part.wanted == ["overrun"]
+
+
+def test_a_socket_that_broke_is_had_again_and_all_is_collected(part: Part, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has heard what happened in between."""
+    monkeypatch.setattr(hotplug, "_AGAIN", 0.01)
+    sockets = iter([FakeSocket(errno.EIO)])
+    part.run(lambda _: next(sockets, None) or FakeSocket(), wanted=1)
+    assert part.wanted == ["overrun"]
+    assert len(part.udevd) == 2
 
 
 def test_hears_udevd_where_it_runs(part: Part) -> None:

@@ -77,6 +77,14 @@ def test_hangs_are_counted_in_a_row() -> None:
     assert learn(history, Answer(skipped="asleep"), "boot-1", 0.0).hangs == history.hangs
 
 
+def test_a_collection_that_read_the_gpus_ends_a_hang() -> None:
+    """Probes may be skipped from then on, where no client has the GPUs open: a hang must not stand for ever."""
+    part = prober(lambda: Failed("probe", "Hang", ""), lambda difference: None)
+    run(part, lambda: part.history.is_hung)
+    part.collected()
+    assert not part.history.is_hung
+
+
 def counted(*samples: tuple[float, int], boot: str = "boot-1") -> History:
     history = History()
     for at, count in samples:

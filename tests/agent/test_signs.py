@@ -3,7 +3,9 @@
 import asyncio
 import base64
 import json
+import os
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from bettercompute.agent.v1 import session_pb2 as wire
 
 from agent import probe, signs
 from agent.commands.store import Record, Store
+from agent.config import Config
 from agent.hotplug import Hotplug
 from agent.sections import Failed, Section
 from agent.session.messages import CommandResult
@@ -104,11 +107,33 @@ def test_a_difference_that_the_probe_sees_collects_the_gpus(bench: Bench, monkey
 
 def test_two_probes_without_an_answer_are_said_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     probing(bench, monkeypatch, Failed("probe", "Hang", "no answer within 15 s"))
+    settings: list[Config] = []
+    bench.reload = settings.pop
 
     async def test(run: Run) -> None:
         await run.applied()
         await until(lambda: statuses(reports(run)[-1]).get("NvmlUnavailable") == wire.CONDITION_STATUS_TRUE)
         assert ("gpus",) not in bench.collector.asked, "a hang is no difference to collect over"
+        told = {c.message for r in reports(run) for c in r.conditions if c.type == "NvmlUnavailable"}
+        settings.append(replace(run.config, probe_interval=0.0))
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: statuses(reports(run)[-1]).get("NvmlUnavailable") == wire.CONDITION_STATUS_FALSE)
+        assert told - {""} == {"2 health probes in a row or more had no answer"}, "one message, however often: it is written"
+
+    bench.run(test)
+
+
+def test_a_hang_ends_with_a_collection_that_read_the_gpus_when_probes_are_skipped(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hang = Failed("probe", "Hang", "no answer within 15 s")
+    probing(bench, monkeypatch, hang, hang, Section("probe", b'{"skipped": "GPU 1 has persistence off and no client"}'))
+
+    async def test(run: Run) -> None:
+        await run.applied()
+        await until(lambda: statuses(reports(run)[-1]).get("NvmlUnavailable") == wire.CONDITION_STATUS_TRUE)
+        await run.ask("refresh")
+        await until(lambda: statuses(reports(run)[-1]).get("NvmlUnavailable") == wire.CONDITION_STATUS_FALSE)
 
     bench.run(test)
 

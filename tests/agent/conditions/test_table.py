@@ -111,6 +111,11 @@ def test_its_version_must_be_the_drivers(tmp_path: Path) -> None:
     directory = copy("a100-mig-8", tmp_path)
     packages = directory / "root/var/lib/dpkg/status"
     packages.write_text(packages.read_text().replace("Version: 535.183.06-1", "Version: 535.161.08-1"))
+    log = directory / "root/var/log/fabricmanager.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("Fabric Manager version 535.183.06 is running with the following configuration options\n")
+    assert status(FABRIC, facts_of(directory)) == "false", "the package was changed on disk; what runs is the driver's"
+    log.unlink()
     [verdict] = verdicts(FABRIC, facts_of(directory))
     assert (verdict.status, verdict.reason) == ("true", "VersionMismatch")
     assert "535.161.08" in verdict.message
@@ -218,6 +223,9 @@ def test_two_probes_without_an_answer_are_a_hang() -> None:
     assert status(NVML, replace(facts, history=once)) == "false"
     [verdict] = verdicts(NVML, replace(facts, history=learn(once, Answer(error="Hang"), "boot-1", 15.0)))
     assert (verdict.status, verdict.reason) == ("true", "Hang")
+    hung = replace(facts, history=replace(once, hangs=99))
+    assert verdicts(NVML, hung) == [verdict], "the same words for as long as it hangs"
+    assert status(NVML, replace(hung, probes=False)) == "false", "probes that are off never find that it answers again"
 
 
 def test_what_settles_and_what_was_never_collected_says_nothing() -> None:
@@ -248,7 +256,12 @@ def test_replays_are_judged_per_gpu_from_the_second_probe_on() -> None:
     assert statuses(probes()) == {}
     assert statuses(probes((0.0, replays(5)))) == {"GPU-1": "unknown", "GPU-2": "unknown"}
     assert statuses(probes((0.0, replays(5)), (300.0, replays(1005)))) == {"GPU-1": "false", "GPU-2": "false"}
-    assert statuses(probes((0.0, replays(5)), (300.0, replays(1006)))) == {"GPU-1": "true", "GPU-2": "false"}
+    high = probes((0.0, replays(5)), (300.0, replays(1006)))
+    assert statuses(high) == {"GPU-1": "true", "GPU-2": "false"}
+    higher = replace(high, history=learn(high.history, replays(9000), "boot-1", 600.0))
+    assert verdicts("PcieReplayHigh", higher) == verdicts("PcieReplayHigh", high), (
+        "the same words: a message that changes is written"
+    )
 
 
 def test_nobody_can_tell_the_replays_while_nvml_is_silent() -> None:
