@@ -24,7 +24,8 @@ _SAYS: Mapping[str, tuple[bool | None, ...]] = {
 }
 _SXID_WORD = re.compile(r"[0-9]+,\s*(Fatal|Non-fatal|Correctable),")
 _SEVERITY_WORD = re.compile(r"\b(?:Fatal|Nonfatal)\b")
-_NEW_ACTION = re.compile(r"from (?:0x[0-9a-fA-F]+|[0-9]+)\b.*?\bto (0x[0-9a-fA-F]{1,8}|[0-9]{1,8})\b")
+# From "action" on: a process may choose its name (15 bytes), which stands before it and can hold all the rest.
+_NEW_ACTION = re.compile(r"action changed from (?:0x[0-9a-fA-F]+|[0-9]+)\b.*?\bto (?:0x([0-9a-fA-F]{1,8})|([0-9]{1,8}))\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class Table:
         if row is None:
             return replace(self.unknown, code=code)
         if code == self.recovery_code and (changed := _NEW_ACTION.search(message)):
-            asked = self.recovery.get(int(changed[1], 0))
+            asked = self.recovery.get(int(changed[1], 16) if changed[1] else int(changed[2]))
             return replace(row, action=asked.action if asked else self.unknown.action)
         # The last such word: a process may choose its name, and the driver's word comes behind it.
         words = _SEVERITY_WORD.findall(message) if code in self.by_word else []

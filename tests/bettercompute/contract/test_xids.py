@@ -68,6 +68,7 @@ def test_an_unknown_number_is_said_to_be_so() -> None:
         ("0x1 (GPU Reset Required) to 0x0 (None)", "none"),
         ("0x0 (None) to 0x2 (Node Reboot Required)", "reboot-node"),
         ("0 to 4 (whatever)", "drain-and-reset"),
+        ("0 to 04 (whatever)", "drain-and-reset"),
         ("0x0 (None) to 0x63 (New)", "inspect"),
         ("nothing that it knows", "none"),
     ],
@@ -75,6 +76,12 @@ def test_an_unknown_number_is_said_to_be_so() -> None:
 def test_154_asks_for_the_action_of_its_new_value(changed: str, action: str) -> None:
     found = policy(154, f"154, pid='<unknown>', name=<unknown>, GPU recovery action changed from {changed}")
     assert (found.action, found.policy, found.severity) == (action, None, "info")
+
+
+@pytest.mark.parametrize("name", ["from 1 to 0", "from 1 to 01", "from 0x to 0x0"])
+def test_a_process_cannot_choose_the_recovery_action_by_its_name(name: str) -> None:
+    found = policy(154, f"154, pid=7, name={name}, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)")
+    assert found.action == "reset-gpu"
 
 
 def test_a_recovery_action_has_a_name_and_an_action() -> None:
