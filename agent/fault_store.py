@@ -33,13 +33,14 @@ class Stored:
     """What the file tells of this boot. `faults` is empty when there is no file, or one of another boot (`dropped`: its faults).
 
     `damaged`: what is wrong with the file, or with one that was moved aside, in one sentence. `refused`: why the file, though
-    there, may not be read by this user.
+    there, may not be read by this user. `stands`: the file reads, or is not there.
     """
 
     faults: Ledger
     damaged: str | None = None
     refused: str | None = None
     dropped: int = 0
+    stands: bool = True
 
     @property
     def cursor(self) -> int | None:
@@ -60,9 +61,9 @@ def load(data_dir: Path, boot_id: str) -> Stored:
     except FileNotFoundError:
         return Stored(Ledger(boot_id), damaged=_aside(data_dir))
     except PermissionError as error:
-        return Stored(Ledger(boot_id), refused=f"cannot read {path}: {error.strerror}")
+        return Stored(Ledger(boot_id), refused=f"cannot read {path}: {error.strerror}", stands=False)
     except (OSError, ValueError) as error:
-        return Stored(Ledger(boot_id), damaged=f"{path} is damaged: {_words(error)}")
+        return Stored(Ledger(boot_id), damaged=f"{path} is damaged: {_words(error)}", stands=False)
     if ledger.boot_id != boot_id:
         return Stored(Ledger(boot_id), damaged=_aside(data_dir), dropped=len(ledger.faults))
     return Stored(ledger, damaged=_aside(data_dir))
@@ -77,7 +78,8 @@ def recover(data_dir: Path, boot_id: str) -> Ledger:
     path = data_dir / FILE
     if stored.dropped:
         _log.info("%d faults of an earlier boot are dropped", stored.dropped)
-    if (wrong := stored.refused or stored.damaged) and os.path.lexists(path) and stored.cursor is None and not stored.dropped:
+    if not stored.stands:
+        wrong = stored.refused or stored.damaged
         try:
             os.replace(path, data_dir / ASIDE)
         except OSError as error:

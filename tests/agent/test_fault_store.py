@@ -124,6 +124,14 @@ def test_a_damaged_file_is_moved_aside_logged_and_shown_and_bcd_goes_on(
     assert ASIDE in stored.damaged
 
 
+def test_a_good_file_without_faults_does_not_take_the_place_of_a_damaged_one(tmp_path: Path) -> None:
+    (tmp_path / ASIDE).write_text("garbage")
+    save(tmp_path, Ledger("boot-0", cursor=7))
+    assert recover(tmp_path, "boot-1") == Ledger("boot-1")
+    assert (tmp_path / ASIDE).read_text() == "garbage"
+    assert (tmp_path / FILE).exists()
+
+
 def test_a_file_that_may_not_be_read_is_moved_aside_by_the_daemon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
