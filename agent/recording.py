@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import TextIO
 
 from agent import pressure
-from agent.collectors import COLLECTORS, Context, Files, Options, collect, run
+from agent.collectors import COLLECTORS, Context, Files, Options, collect, open_doors, run
 from agent.conditions import external
 from agent.conditions.reboot import reboot_packages
 from agent.errors import FieldError, Unreadable
 from agent.host import MAX_FILE, CriImage, EthtoolInfo, Host, Uname
-from agent.nvml import Nvml, NvmlError, PynvmlNvml
-from agent.recorded import open_host, open_nvml
+from agent.nvml import Nvml, NvmlError
 from agent.usage import fabric_manager
 
 Note = Callable[[dict[str, object]], None]
@@ -252,7 +251,7 @@ def main() -> None:
     os.dup2(2, 1)  # what a driver's library prints must not stand between the lines
     os.umask(0o077)
     request = json.load(sys.stdin)
-    source, nvml = _doors(request["host"], request["nvmlLibrary"])
+    source, nvml = open_doors(request["host"], request["nvmlLibrary"])
     record(source, nvml, Path(request["out"]), Options(**request["options"]), lambda line: _say(out, line))
     os._exit(0)  # as the worker: a driver's library may hang in its own exit handlers
 
@@ -291,12 +290,6 @@ def _signs(source: Host, host: Recorder) -> None:
     if (pid := fabric_manager(source)) is not None:
         with contextlib.suppress(Unreadable):
             host.read(f"/proc/{pid}/comm")
-
-
-def _doors(host: str | None, library: str) -> tuple[Host, Nvml]:
-    if host is None:
-        return Host(), PynvmlNvml(library)
-    return open_host(Path(host)), PynvmlNvml(library) if library else open_nvml(Path(host))
 
 
 def _say(out: TextIO, line: dict[str, object]) -> None:
