@@ -6,11 +6,11 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.driver_log import take
 from agent.fault_store import Stored
-from agent.faults import Ledger, Places, Seen
-from agent.kmsg import xid
+from agent.faults import Ledger, Places
 from agent.kmsg.reader import KernelLogError, Reader
-from agent.kmsg.record import KERNEL, Record
+from agent.kmsg.record import Record
 
 DEVICE = Path("/dev/kmsg")
 _QUIET = 0.1  # seconds without a record: the end of what is there
@@ -67,11 +67,11 @@ class _Ring:
         task = asyncio.create_task(self._consume(reader))
         try:
             for _ in range(round(_PATIENCE / _QUIET)):
-                before = self.ledger.cursor
+                before = reader.taken
                 done, _ = await asyncio.wait({task}, timeout=_QUIET)
                 if done:
                     task.result()
-                if done or self.ledger.cursor == before:
+                if done or reader.taken == before:  # not the cursor: the records before the daemon's take their time too
                     return True
             return False
         finally:
@@ -82,18 +82,7 @@ class _Ring:
         async with contextlib.aclosing(reader.records()) as records:
             async for found in records:
                 if isinstance(found, Record):
-                    self.ledger = self._with(found)
+                    self.ledger = take(self.ledger, found, _NOBODY, self._moment, self._trust_userspace).ledger
 
-    def _with(self, record: Record) -> Ledger:
-        ledger = self.ledger.read(record.seq)
-        if record.facility != KERNEL and not self._trust_userspace:
-            return ledger
-        found = xid.parse(record.text)
-        at = self._booted_at + record.stamp_us / 1e6
-        if isinstance(found, xid.Xid):
-            return ledger.add(Seen("Xid", found.code, found.bus_id, found.message, record.seq, at, found.gi, found.ci), _NOBODY)
-        if isinstance(found, xid.Sxid) and not found.detail:
-            return ledger.add(Seen("SXid", found.code, found.bus_id, found.message, record.seq, at), _NOBODY)
-        if named := xid.gpu_named(record.text):
-            return ledger.name(named.bus_id, named.uuid, _NOBODY)
-        return ledger
+    def _moment(self, record: Record) -> float:
+        return self._booted_at + record.stamp_us / 1e6

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from agent import fault_store, faults
-from agent.faults import Fault, Ledger, Places, Seen
-from agent.kmsg import xid
+from agent.driver_log import take
+from agent.faults import Fault, Ledger, Places
 from agent.kmsg.growth import changes
 from agent.kmsg.reader import KernelLogError, Lost, Reader
-from agent.kmsg.record import KERNEL, Record, Unparsed
+from agent.kmsg.record import Record, Unparsed
 from agent.known_gpus import Known
 from agent.looks import AFTER_FALLEN, AFTER_XID, Looks
 from agent.session import messages as m
@@ -31,10 +31,10 @@ KEEP_RETRY = 5.0  # seconds after a write that failed
 CURSOR_EVERY = 60.0  # seconds after which a cursor alone is written
 FIRST_DELAY, LAST_DELAY = 1.0, 60.0  # seconds until a log that broke off is opened again
 GROWTH_POLL = 1.0  # seconds between two looks at a recorded log that was read to its end, where inotify does not tell
+LOOKS = 64  # lines without an XID that each have a look of their own
 LIVE = 60.0  # seconds: a younger record is of now; the kernel's clock drifts from ours by seconds in weeks
 
 _MOST = 1 << 31  # that these counts say on the wire
-_PREFIXES = ("NVRM:", "nvidia-nvswitch")
 
 _log = logging.getLogger("bcd.watch")
 
@@ -72,7 +72,9 @@ class Watch:
         self._unparsed = 0
         self._told_at = float("-inf")
         self._telling: asyncio.TimerHandle | None = None
-        self._looks = Looks()
+        self._looks: dict[str, Looks] = {}  # by the line that asks for them; empty: XIDs
+        self._asking: set[str] = set()
+        self._newest = float("-inf")  # when the last new fault is to be looked at
         self._looking: asyncio.TimerHandle | None = None
         self._nobodys_since: float | None = None  # since when an XID waits for the first inventory
         self._nobodys_told: set[faults.Key] = set()
@@ -168,15 +170,17 @@ class Watch:
         while True:
             # The open is the first thing that the reader does: when it fails, this does not come about.
             opened = asyncio.get_running_loop().call_soon(self._heard, None)
+            began = time.monotonic()
             before = (self._ledger.boot_id, self._stamp())
             try:
                 async with contextlib.aclosing(Reader(self._path).records()) as records:
                     async for found in records:
-                        failures = 0
                         self._take(found)
             except KernelLogError as error:
                 opened.cancel()
                 self._heard(error)
+                if time.monotonic() - began > LAST_DELAY:
+                    failures = 0
                 await asyncio.sleep(min(LAST_DELAY, FIRST_DELAY * 2.0 ** min(failures, 16)))
                 failures += 1
             else:  # a recorded log, at its end
@@ -217,36 +221,22 @@ class Watch:
             self._unparsed += 1
         if not isinstance(found, Record) or (self._ledger.cursor is not None and found.seq <= self._ledger.cursor):
             return
-        before, ledger = self._ledger, self._ledger.read(found.seq)
-        if found.text.startswith(_PREFIXES) and (found.facility == KERNEL or self._hooks.trust_userspace()):
-            ledger = self._heed(ledger, found)
+        before = self._ledger
+        taken = take(before, found, self._places, self._moment, self._hooks.trust_userspace())
+        ledger = taken.ledger
         if ledger.lost and not before.lost:
             _log.warning("%d records of the kernel log were lost before record %d", ledger.lost, found.seq)
         new = len(ledger.faults) > len(before.faults)
+        if taken.xid:
+            self._look(AFTER_XID, new)
+        elif taken.fallen:
+            self._look(AFTER_FALLEN, new=False, why=taken.fallen)
         if new or ledger.faults is not before.faults or ledger.lost != before.lost or ledger.overflow != before.overflow:
             self._take_on(ledger, new)
         else:
             self._ledger = ledger
             if before.cursor is None:
                 self._dirty.set()
-
-    def _heed(self, ledger: Ledger, record: Record) -> Ledger:
-        """What the NVIDIA driver says, taken into the ledger."""
-        text = record.text
-        found = xid.parse(text)
-        if isinstance(found, xid.Xid):
-            seen = Seen("Xid", found.code, found.bus_id, found.message, record.seq, self._moment(record), found.gi, found.ci)
-            after = ledger.add(seen, self._places)
-            self._look(AFTER_XID, new=len(after.faults) > len(ledger.faults))
-            return after
-        if isinstance(found, xid.Sxid):
-            seen = Seen("SXid", found.code, found.bus_id, found.message, record.seq, self._moment(record))
-            return ledger if found.detail else ledger.add(seen, self._places)
-        if named := xid.gpu_named(text):
-            return ledger.name(named.bus_id, named.uuid, self._places)
-        if xid.fallen(text):
-            self._look(AFTER_FALLEN, new=False)
-        return ledger
 
     def _moment(self, record: Record) -> float:
         """When a record was written, Unix seconds: now for one that is read as it is written, else an estimate."""
@@ -285,18 +275,29 @@ class Watch:
         self._judge_nobodys()
         self._hooks.changed()
 
-    def _look(self, delay: float, new: bool) -> None:
-        """Collects the GPUs `delay` seconds after this line; what repeats itself, ever more rarely."""
+    def _look(self, delay: float, new: bool, why: str = "") -> None:
+        """Collects the GPUs `delay` seconds after this line; what repeats itself, ever more rarely.
+
+        `why`: a line that is no XID; a program whose XIDs repeat all day must not delay the look at a GPU that fell off the bus.
+        """
         loop = asyncio.get_running_loop()
-        due = self._looks.due(loop.time(), delay, new)
+        why = why if why in self._looks or len(self._looks) < LOOKS else ""
+        due = self._looks.get(why, Looks()).due(loop.time(), delay, new)
+        self._asking.add(why)
+        if new or why not in self._looks:
+            self._newest = due
         if self._looking is None or due < self._looking.when():
             if self._looking:
                 self._looking.cancel()
             self._looking = loop.call_at(due, self._look_now)
 
     def _look_now(self) -> None:
-        self._looking = None
-        self._looks = self._looks.taken(asyncio.get_running_loop().time())
+        """Looks; and again for what came just before, since it is looked at when its time has come."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self._looks |= {why: self._looks.get(why, Looks()).taken(now) for why in self._asking}
+        self._asking.clear()
+        self._looking = loop.call_at(self._newest, self._look_now) if self._newest > now + AFTER_XID / 2 else None
         self._hooks.want("xid")
 
     def _waiting(self) -> bool:

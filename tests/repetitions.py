@@ -1,4 +1,4 @@
-"""How often a test repeats: `make test` a tenth of what `make proof-*` does (which sets BC_PROOF=1)."""
+"""How often a test repeats and how fast it must be: `make test` and what `make proof-*` does (which sets BC_PROOF=1)."""
 
 import os
 from collections.abc import Sequence
@@ -7,6 +7,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 PROOF = os.environ.get("BC_PROOF") == "1"
+
+
+def within(seconds: float) -> float:
+    """`seconds` under `make proof-*`, else ten times that: `make test` runs beside others on a busy machine."""
+    return seconds if PROOF else 10 * seconds
 
 
 def times(full: int) -> int:

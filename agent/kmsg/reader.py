@@ -46,11 +46,15 @@ class Lost:
 
 
 class Reader:
-    """Reads one kernel log. `after` is the sequence number of the last record already taken: it begins behind that one."""
+    """Reads one kernel log. `after` is the sequence number of the last record already taken: it begins behind that one.
+
+    `taken` counts the records read, those up to `after` and those that do not parse included.
+    """
 
     def __init__(self, path: Path = Path("/dev/kmsg"), after: int | None = None) -> None:
         self._path = path
         self._after = after
+        self.taken = 0
 
     async def records(self) -> AsyncGenerator[Record | Lost | Unparsed, None]:
         """Every record from the oldest that is kept on (or behind `after`), and where some are missing, how many.
@@ -61,15 +65,14 @@ class Reader:
         regular = stat.S_ISREG(kind)
         cut = _Stream() if regular or stat.S_ISFIFO(kind) else _Device()
         order = _Order(self._after)
-        taken = 0
         try:
             while True:
                 data = self._read(fd)
                 for record in cut.records(data):
                     for found in order.add(parse(record)):
                         yield found
-                    taken += 1
-                    if taken % _BATCH == 0:
+                    self.taken += 1
+                    if self.taken % _BATCH == 0:
                         await asyncio.sleep(0)
                 if data is None:
                     await _readable(fd)

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from bettercompute.agent.v1 import inventory_pb2 as pb
 
-from agent import fault_store, faults, watch
+from agent import fault_store, faults, looks, watch
 from agent.fault_store import FILE
 from agent.known_gpus import Remembered
 from agent.watch import Hooks, Watch
 from tests.agent.session.fake_gateway import until
+from tests.repetitions import PROOF, within
 
 A, B = "00000000:18:00.0", "00000000:2A:00.0"
 UUID = "GPU-5f3a8c21-7b94-1e0d-a6c2-93d41b7e2f08"
@@ -204,14 +205,15 @@ def test_repeats_raise_the_count_and_are_told_at_most_once_a_second(bench: Bench
     async def test(found: Watch) -> None:
         await until(lambda: found.kernel_log())
         bench.reports.clear()
+        began = asyncio.get_running_loop().time()
         for seq in range(1, 16):
             bench.says(xid(seq))
             await asyncio.sleep(0.1)
         await until(lambda: bench.reports[-1][1] == [("Xid79", "GPU-1", 15)])
         times = [at for at, _ in bench.reports]
         assert bench.reports[0][1] == [("Xid79", "GPU-1", 1)]
-        assert len(times) <= 4
-        assert all(later - sooner > 0.99 for sooner, later in itertools.pairwise(times))
+        assert len(times) <= asyncio.get_running_loop().time() - began + 2
+        assert all(later - sooner > (0.99 if PROOF else 0.8) for sooner, later in itertools.pairwise(times))
 
     bench.run(test)
 
@@ -306,6 +308,7 @@ def test_a_log_that_cannot_be_read_is_a_condition_and_is_opened_again(
     bench: Bench, broken: Callable[[Path], object], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "FIRST_DELAY", 0.05)
+    monkeypatch.setattr(watch, "LAST_DELAY", 0.1)
     broken(bench.log)
 
     async def test(found: Watch) -> None:
@@ -435,7 +438,7 @@ def test_an_xid_makes_bcd_look_two_seconds_later_once(bench: Bench) -> None:
         await until(lambda: bench.wanted)
         (at, reason), *more = bench.wanted
         assert reason == "xid"
-        assert 1.9 < at - began < 2.6
+        assert 1.9 < at - began < 2.0 + within(0.6)
         assert more == []
 
     bench.run(test)
@@ -454,8 +457,42 @@ def test_a_fallen_off_line_raises_nothing_and_makes_bcd_look_within_two_seconds(
         began = asyncio.get_running_loop().time()
         bench.says(line(1, text))
         await until(lambda: bench.wanted)
-        assert bench.wanted[0][0] - began < 2.2
+        assert bench.wanted[0][0] - began < 2.0 + within(0.2)
         assert bench.told() == []
+
+    bench.run(test)
+
+
+def test_xids_that_repeat_all_day_do_not_delay_the_look_at_a_gpu_that_is_gone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "AFTER_XID", 0.05)
+    monkeypatch.setattr(watch, "AFTER_FALLEN", 0.05)
+    monkeypatch.setattr(looks, "FIRST_GAP", 60.0)
+
+    async def test(found: Watch) -> None:
+        bench.says(xid(1))
+        await until(lambda: len(bench.wanted) == 1)
+        bench.says(xid(2))
+        await until(lambda: found.ledger.cursor == 2)
+        for seq, slot in enumerate(("0000:2a:00.0", "0000:18:00.0"), 3):
+            bench.says(line(seq, f"NVRM: GPU {slot}: GPU has fallen off the bus."))
+            await until(lambda seq=seq: len(bench.wanted) == seq - 1)  # type: ignore[misc]
+
+    bench.run(test)
+
+
+def test_a_fault_that_comes_just_before_a_look_has_its_own(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "AFTER_XID", 1.0)
+
+    async def test(found: Watch) -> None:
+        bench.says(xid(1, 31))
+        await until(lambda: found.ledger.cursor == 1)
+        await asyncio.sleep(0.8)
+        began = asyncio.get_running_loop().time()
+        bench.says(xid(2, 79))
+        await until(lambda: len(bench.wanted) == 2)
+        assert bench.wanted[1][0] - began > 0.9
 
     bench.run(test)
 
@@ -497,8 +534,9 @@ def test_a_full_disk_delays_no_report_and_is_tried_again_without_a_loop(
         bench.says(xid(1))
         await until(lambda: bench.reports and bench.reports[-1][1] == [("Xid79", "GPU-1", 1)])
         await until(lambda: found.describe()["notSaved"] == "No space left on device")
-        await asyncio.sleep(0.7)
-        assert 2 <= len(tries) <= 5
+        await until(lambda: len(tries) >= 2)
+        await asyncio.sleep(0.5)
+        assert len(tries) <= 5
         assert caplog.text.count("No space left on device") == 1
         monkeypatch.setattr(fault_store, "save", save)
         await until(lambda: found.describe()["notSaved"] is None)
@@ -515,12 +553,13 @@ def test_a_storm_writes_the_disk_at_most_once_a_second(bench: Bench, monkeypatch
 
     async def test(found: Watch) -> None:
         await until(lambda: found.kernel_log())
+        began = asyncio.get_running_loop().time()
         for seq in range(1, 1500):
             bench.says(xid(seq))
             if seq % 100 == 0:
                 await asyncio.sleep(0.1)
         await until(lambda: found.ledger.cursor == 1499)
-        assert 1 <= len(writes) <= 4
+        assert 1 <= len(writes) <= asyncio.get_running_loop().time() - began + 2
 
     bench.run(test)
     assert sum(f.count for f in fault_store.load(bench.path, "boot-1").faults.faults.values()) == 1499
