@@ -31,6 +31,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "status.sections": ("name", "hash", "bytes", "age", "error"),
     "status.devices": ("deviceId", "busId", "state", "assigned", "offer"),
     "status.holds": ("id", "owner", "kind", "devices", "state", "reason"),
+    "status.commands": ("id", "kind", "since"),
     "status.conditions": ("type", "status", "deviceId", "busId", "count", "since", "reason", "message"),
 }
 _LONG = 100  # characters of a list of words (CPU flags); the rest is in --json
@@ -91,6 +92,8 @@ def status_blocks(status: Mapping[str, Any], now: datetime) -> Iterator[Block]:
         yield table("status.devices", status["devices"])
     if status["holds"]:
         yield table("status.holds", status["holds"])
+    if status["commands"]:
+        yield table("status.commands", status["commands"])
     if found := [condition for condition in status["conditions"] if condition["status"] != "false"]:
         yield table("status.conditions", found)
 

@@ -81,6 +81,7 @@ class Daemon:
         self._wanted = asyncio.Event()
         self._resettled = asyncio.Event()
         self._stop = asyncio.Event()
+        self._settling: asyncio.TimerHandle | None = None  # the next try while a boot settles
         self._uptime_at_start = self._host().uptime()
         self._boot_id = self._host().boot_id()
         stored = self._store.load()
@@ -110,7 +111,7 @@ class Daemon:
                     self._signs.run,
                     self._collect,
                     self._watchdog,
-                    self._link.run,
+                    self._session,
                     self._rescan,
                     self._images,
                     self._retry,
@@ -174,7 +175,9 @@ class Daemon:
         for failed in collected.failed:
             _log.warning("section %s is missing: %s: %s", failed.name, failed.reason, failed.message)
         if (delay := settling.retry_delay(collected, uptime, self._config.settle)) is not None:
-            asyncio.get_running_loop().call_later(delay, self._want, "settling")
+            if self._settling:  # one chain of tries, however many other collections there are meanwhile
+                self._settling.cancel()
+            self._settling = asyncio.get_running_loop().call_later(delay, self._want, "settling")
 
     def _learnt(self, collected: Collected, boot_id: str) -> Collected:
         for section in collected.sections:
@@ -234,6 +237,10 @@ class Daemon:
         return self._uptime_at_start + time.monotonic() - self._started
 
     # -- the session
+
+    async def _session(self) -> None:
+        await self._signs.judged()
+        await self._link.run()
 
     def _hello(self) -> m.Hello:
         return m.Hello(
@@ -337,6 +344,7 @@ class Daemon:
                 "sectionBytes": link.sent.section_bytes,
             },
             "holds": self._node.holds().describe(),
+            "commands": [{**row, "since": status.moment(row["since"])} for row in self._commands.describe()],
             "conditions": status.describe_conditions(self._conditions()),
             "kernelLog": self._watch.describe(),
             "probe": self._signs.describe(),

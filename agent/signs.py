@@ -95,6 +95,10 @@ class Signs:
             ],
         }
 
+    async def judged(self) -> None:
+        """Waits until there are conditions to report: the receiver takes what is not reported for untrue."""
+        await self._conditions.judged()
+
     def resettle(self) -> None:
         """The settings are others."""
         self._prober.resettle()

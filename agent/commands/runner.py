@@ -76,7 +76,7 @@ class Runner:
         self._clock = clock
         self._kinds = kinds
         self._orders: asyncio.Queue[tuple[Command, float]] = asyncio.Queue()
-        self._active: set[str] = set()
+        self._active: dict[str, tuple[str, float]] = {}  # id -> kind, and Unix seconds at which it came
         self._alone = asyncio.Lock()
 
     def received(self, command: Command) -> None:
@@ -86,7 +86,7 @@ class Runner:
         if len(self._active) >= MAX_WAITING:
             self._send(_result(command.id, Refused("TooManyCommands", f"{MAX_WAITING} commands run or wait")))
             return
-        self._active.add(command.id)
+        self._active[command.id] = (command.kind, self._clock())
         self._orders.put_nowait((command, time.monotonic()))
 
     def acknowledged(self, command_id: str) -> None:
@@ -97,6 +97,10 @@ class Runner:
                 self._store.put(replace(record, acknowledged=True))
         except FieldError as error:  # it is sent again after the next start, and acknowledged again
             _log.warning("%s", error)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """The commands that run or wait, oldest first: `id`, `kind`, `since` (Unix seconds)."""
+        return [{"id": name, "kind": kind, "since": since} for name, (kind, since) in self._active.items()]
 
     async def run(self) -> None:
         """Until it is cancelled. First what an earlier run of bcd left behind, then the orders."""
@@ -138,7 +142,7 @@ class Runner:
         try:
             self._send(await self._outcome(command, at))
         finally:
-            self._active.discard(command.id)
+            self._active.pop(command.id, None)
 
     async def _outcome(self, command: Command, at: float) -> CommandResult:
         if not is_id(command.id):

@@ -23,6 +23,7 @@ from agent.probe import History
 from agent.session.messages import Condition
 
 INTERVAL = 30.0  # seconds between two looks at what tells nobody when it changes
+PATIENCE = 10.0  # seconds that the first session waits for the first look
 FORMAT = 1
 _log = logging.getLogger("bcd.conditions")
 
@@ -63,11 +64,17 @@ class Conditions:
         self._fabric, self._module, self._pods = Fabric(), Module(), external.PodResources()
         self._wake = asyncio.Event()
         self._since: Since = load(self._file)
+        self._judged = asyncio.Event()
         self.current: tuple[Condition, ...] = ()
 
     def look(self) -> None:
         """Something has changed: a collection or a probe ended, the settings are others."""
         self._wake.set()
+
+    async def judged(self) -> None:
+        """Waits for the first look, but not for long (VPD is slow, others that are asked may not answer)."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._judged.wait(), PATIENCE)
 
     async def run(self) -> None:
         """For ever."""
@@ -78,6 +85,7 @@ class Conditions:
                 await self._look()
             except FieldError as error:  # a recorded host that is no longer one
                 _log.error("the conditions cannot be judged: %s", error)
+            self._judged.set()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), INTERVAL)
 

@@ -29,6 +29,7 @@ STATUS = {
     "missing": [{"name": "gpus", "error": "settling", "detail": "1 of 8 GPUs answer", "collectedAt": "2026-03-01T12:00:30.000Z"}],
     "devices": [],
     "holds": [],
+    "commands": [],
     "conditions": [],
     "kernelLog": {"available": True, "reason": None, "lostRecords": 0, "unattributed": [], "overflow": 0, "notSaved": None},
 }
@@ -86,6 +87,12 @@ def test_status_says_what_the_receiver_has_and_how_old_each_section_is() -> None
     assert "  gpus  -                    30 s ago       settling: 1 of 8 GPUs answer" in text
     assert "  os    ffffffffffff  2 KiB  2 h 1 min ago" in text
     assert "abandoned" not in text
+
+
+def test_status_shows_the_commands_that_run() -> None:
+    commands = [{"id": "cmd_1", "kind": "diag.dcgm", "since": "2026-03-01T12:00:00.000Z"}]
+    text = "\n".join(plain(status_blocks(STATUS | {"commands": commands}, NOW)))
+    assert "  cmd_1  diag.dcgm  2026-03-01T12:00:00.000Z" in text
 
 
 def test_status_shows_holds_with_what_became_of_them() -> None:

@@ -299,6 +299,22 @@ def test_settling_leaves_gpus_out_and_tries_gpus_alone_until_they_are_there(
     bench.run(test)
 
 
+def test_other_collections_while_it_settles_do_not_multiply_its_tries(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settling, "RETRY", 0.3)
+    bench.facts(uptime=10.0)
+    bench.collector.gpus = pb.GpusSection(pci_functions=GPU.pci_functions, error=pb.NvmlFailure(reason="DriverNotLoaded"))
+
+    async def test(run: Run) -> None:
+        await run.applied()
+        for _ in range(10):
+            await run.ask("refresh")
+        tried = run.collector.asked.count(("gpus",))
+        await asyncio.sleep(0.7)
+        assert 1 <= run.collector.asked.count(("gpus",)) - tried <= 3
+
+    bench.run(test)
+
+
 def test_settling_ends_with_its_time_and_then_reports_what_there_is(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settling, "RETRY", 0.1)
     bench.facts(uptime=10.0)

@@ -53,6 +53,19 @@ def test_the_report_has_pressure_and_conditions(bench: Bench) -> None:
     bench.run(test)
 
 
+def test_the_first_report_of_a_session_has_the_conditions(bench: Bench) -> None:
+    """What is not reported is untrue: a restart of bcd must not end a condition for a moment."""
+    (bench.host / "root/run").mkdir()
+    (bench.host / "root/run/reboot-required").touch()
+
+    async def test(run: Run) -> None:
+        await run.applied()
+        assert statuses(reports(run)[0])["RebootRequired"] == wire.CONDITION_STATUS_TRUE
+
+    bench.run(test)
+    bench.run(test)
+
+
 def test_without_psi_the_report_has_no_pressure(bench: Bench) -> None:
     async def test(run: Run) -> None:
         await run.applied()

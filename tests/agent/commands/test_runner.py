@@ -246,6 +246,23 @@ def test_a_repeat_of_one_that_runs_starts_nothing(bench: Bench) -> None:
     assert bench.ran == ["cmd_1"]
 
 
+def test_those_that_run_or_wait_are_told_until_they_have_ended(bench: Bench) -> None:
+    async def work() -> None:
+        subject = Runner(bench.store, bench.node, bench.sent.append, lambda: bench.now, bench.kinds())
+        running = asyncio.create_task(subject.run())
+        for name in ("cmd_1", "cmd_2"):
+            subject.received(order("again", name))
+        rows = [{"id": name, "kind": "again", "since": bench.now} for name in ("cmd_1", "cmd_2")]
+        assert subject.describe() == rows
+        async with asyncio.timeout(5):
+            while subject.describe():
+                await asyncio.sleep(0.001)
+        assert {result.id for result in bench.sent} == {"cmd_1", "cmd_2"}
+        running.cancel()
+
+    asyncio.run(work())
+
+
 def test_a_refusal_stays_one_for_its_repeat(bench: Bench) -> None:
     (refused,) = bench.life(order("forbidden"))
     bench.node.config = Config(commands_allow=("forbidden",))
