@@ -28,11 +28,12 @@ from google.protobuf.json_format import MessageToDict
 from agent import fault_store, local
 from agent.errors import UserError
 from agent.faults import Ledger
+from agent.kmsg.record import KERNEL, Record, parse
 from agent.recorded import open_host
 from tests.agent.session.fake_gateway import FakeGateway, Stream, until
 from tests.end_to_end.processes import BIN, Fleet, Process, fleet, wait_for
 from tests.hosts_catalog import HOSTS, append_kmsg, copy, lose_gpu, new_boot, slot_of
-from tests.repetitions import PROOF, times
+from tests.repetitions import PROOF, times, within
 
 KMSG = Path("/dev/kmsg")
 GPUS = 8  # of the host h100-sxm-8
@@ -179,7 +180,7 @@ def test_a_storm_of_xids_is_eight_faults_told_at_once_and_costs_next_to_nothing(
             await until(lambda: sum(run.reports.faults().values()) == lines, 60)
             await writer.wait()
             told = [at for at, report in run.reports.came if any(c.type == "Xid13" for c in report.conditions)]
-            assert told[0] - began < 0.1, "the first report is not delayed"
+            assert told[0] - began < within(0.1), "the first report is not delayed"
             assert len(run.reports.faults()) == GPUS
             assert all(abs(count - lines / GPUS) <= 1 for count in run.reports.faults().values())
 
@@ -199,9 +200,9 @@ def test_a_storm_of_xids_is_eight_faults_told_at_once_and_costs_next_to_nothing(
                 f"storm: first report after {(told[0] - began) * 1e3:.0f} ms, {rate} lines a second take {share:.0%} of a core, "
                 f"{behind * 1e3:.0f} ms behind, {(at_most - resident) / 1e6:.1f} MB more, faults.json {size} bytes",
             )
-            assert min(gaps, default=1.0) > 0.9, "at most one report a second after the first"
-            assert behind < 1.0, "the reader keeps up"
-            assert share < 0.5
+            assert min(gaps, default=1.0) > (0.9 if PROOF else 0.5), "at most one report a second after the first"
+            assert behind < within(1.0), "the reader keeps up"
+            assert share < (0.5 if PROOF else 0.9)
             assert at_most - resident < 5 << 20
             assert size < 64 << 10
 
@@ -266,7 +267,7 @@ async def collected_after(run: Node, act: Callable[[], object]) -> float:
     began = time.monotonic()
     act()
     while not (await run.status())["collecting"]:
-        assert time.monotonic() - began < 10.0
+        assert time.monotonic() - began < 20.0
         await asyncio.sleep(0.02)
     return time.monotonic() - began
 
@@ -280,7 +281,7 @@ def test_an_xid_makes_bcd_look_and_a_gpu_that_nvml_lists_no_more_keeps_its_name(
             unlist(run.host, 3)
             lines = iter([f"4,1,90000000000,c;{xid(slot, 79)}\n".encode()])
             took = await collected_after(run, lambda: write(run.host / "kmsg", lines))
-            assert 1.9 < took < 3.0
+            assert 1.9 < took < 2.0 + within(1.0)
             await until(lambda: ("Xid79", device["deviceId"]) in run.reports.faults())
             while (shown := await run.device(slot))["state"] != "lost":
                 await asyncio.sleep(0.05)
@@ -300,7 +301,7 @@ def test_a_line_of_a_fallen_gpu_without_an_xid_makes_bcd_look_within_two_seconds
             slot = slot_of(run.host, 6)
             unlist(run.host, 6)
             line = f"4,1,90000000000,c;NVRM: GPU {slot}: GPU has fallen off the bus.\n".encode()
-            assert await collected_after(run, lambda: write(run.host / "kmsg", iter([line]))) < 2.1
+            assert await collected_after(run, lambda: write(run.host / "kmsg", iter([line]))) < 2.0 + within(0.1)
             while (await run.device(slot))["state"] != "lost":
                 await asyncio.sleep(0.05)
             assert run.reports.faults() == {}
@@ -341,6 +342,22 @@ def say(text: str) -> float:
         began = time.monotonic()
         log.write(f"<12>{text}\n".encode())
     return began
+
+
+def number_of(text: str, after: int) -> int:
+    """The sequence number of the record with this text, as the kernel numbered it."""
+    fd = os.open(KMSG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        while True:
+            try:
+                found = parse(os.read(fd, 16384))
+            except BrokenPipeError:
+                continue  # some were overwritten
+            if isinstance(found, Record) and found.seq > after and found.text == text:
+                assert found.facility != KERNEL
+                return found.seq
+    finally:
+        os.close(fd)
 
 
 def this_ring(host: Path) -> None:
@@ -421,24 +438,24 @@ def test_from_the_kernel_s_line_to_the_committed_event_in_a_few_milliseconds(
         capsys,
         f"kernel line to committed event, {len(took)} XIDs: p50 {p50 * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms (aim 50: {aim})",
     )
-    assert p50 < (0.05 if PROOF else 0.25), "with room for a busy machine"
-    assert p99 < 1.0
+    assert p50 < within(0.05), "with room for a busy machine"
+    assert p99 < within(1.0)
 
 
 def test_without_the_setting_a_process_s_line_changes_nothing(tmp_path: Path, ring: int) -> None:
     async def main() -> None:
         async with node(tmp_path, this_ring) as run:
             await run.applied()
-            code = random.randrange(1_000, 1_000_000)
-            say(xid(slot_of(run.host, 0), code))
-            before = (await run.status())["kernelLog"]["cursor"]
-            while (await run.status())["kernelLog"]["cursor"] < ring + 1:
+            text = xid(slot_of(run.host, 0), random.randrange(1_000, 1_000_000))
+            say(text)
+            mine = number_of(text, ring)
+            while ((await run.status())["kernelLog"]["cursor"] or 0) < mine:
                 await asyncio.sleep(0.02)
             await asyncio.sleep(0.3)
             status = await run.status()
             assert run.reports.faults() == {}
             assert status["kernelLog"]["unattributed"] == []
-            assert before is not None
+            assert all(device["faults"] == [] for device in status["devices"])
 
     asyncio.run(asyncio.wait_for(main(), 240))
 

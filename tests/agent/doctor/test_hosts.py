@@ -18,6 +18,7 @@ from agent.doctor.found import Place
 from agent.doctor.line import Line
 from tests import hosts_catalog
 from tests.hosts_catalog import HOSTS
+from tests.repetitions import PROOF, within
 
 GOLDEN = Path(__file__).with_name("golden")
 EXIT_CODES = {
@@ -60,13 +61,13 @@ def test_every_recorded_host_has_a_verdict() -> None:
 @pytest.mark.parametrize("name", HOSTS)
 def test_a_recorded_host_is_the_golden_within_two_seconds(name: str) -> None:
     took: list[float] = []
-    while not took or (min(took) >= 2.0 and len(took) < 3):  # the machine may be busy
+    while not took or (PROOF and min(took) >= 2.0 and len(took) < 3):  # the machine may be busy
         begin = time.monotonic()
         lines = look(HOSTS[name])
         took.append(time.monotonic() - begin)
     golden(name, lines)
     assert doctor.exit_code(lines) == EXIT_CODES[name]
-    assert min(took) < 2.0
+    assert min(took) < within(2.0)
 
 
 def test_one_bad_gpu_is_named_and_the_others_are_not(tmp_path: Path) -> None:
@@ -100,7 +101,7 @@ def test_a_driver_that_hangs_is_named_within_the_limit(query: str, tmp_path: Pat
     hosts_catalog.hang(directory, query)
     begin = time.monotonic()
     lines = look(directory, Config(collect_limit=1.0))
-    assert time.monotonic() - begin < 4
+    assert time.monotonic() - begin < within(4.0)
     if query == "memoryUsed":  # a reading of the moment: the GPU is known, its load is not
         assert of(lines, "gpu").text.endswith(": its load is not known: Hang: no answer within 1 s; its process was ended")
         assert of(lines, "gpu").verdict == doctor.UNKNOWN
