@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import time
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +17,10 @@ from bettercompute.agent.v1 import session_pb2 as wire
 
 from agent import probe, signs
 from agent.commands.store import Record, Store
+from agent.conditions import reboot
+from agent.conditions.module import Module
 from agent.config import Config
+from agent.host import Host
 from agent.hotplug import Hotplug
 from agent.sections import Failed, Section
 from agent.session.messages import CommandResult
@@ -53,8 +58,15 @@ def test_the_report_has_pressure_and_conditions(bench: Bench) -> None:
     bench.run(test)
 
 
-def test_the_first_report_of_a_session_has_the_conditions(bench: Bench) -> None:
+def test_the_first_report_of_a_session_has_the_conditions(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not reported is untrue: a restart of bcd must not end a condition for a moment."""
+    read = reboot.read
+
+    def slow(host: Host, module: Module, failed: Collection[str]) -> reboot.Waiting:
+        time.sleep(0.5)
+        return read(host, module, failed)
+
+    monkeypatch.setattr(reboot, "read", slow)
     (bench.host / "root/run").mkdir()
     (bench.host / "root/run/reboot-required").touch()
 
