@@ -168,6 +168,7 @@ def _opened(name: str) -> Iterator[Source]:
     if name == STDIN:
         if sys.stdin.isatty():
             sys.stderr.write("bcd: xid: reading standard input; name a FILE, or end it with Ctrl-D\n")
+        _end(sys.stdin.buffer)
         yield _Log("standard input", sys.stdin.buffer)
         return
     try:
@@ -175,9 +176,14 @@ def _opened(name: str) -> Iterator[Source]:
     except OSError as error:
         raise FieldError(f"xid: cannot read {name}: {error.strerror}") from error
     with file:
-        if stat.S_ISCHR(os.fstat(file.fileno()).st_mode):
-            os.set_blocking(file.fileno(), False)  # /dev/kmsg has no end: what it holds now is read
+        _end(file)
         yield _Log(name, file)
+
+
+def _end(file: BinaryIO) -> None:
+    """/dev/kmsg has no end: what it holds now is read."""
+    if stat.S_ISCHR(os.fstat(file.fileno()).st_mode) and not file.isatty():
+        os.set_blocking(file.fileno(), False)
 
 
 class _Log:

@@ -21,6 +21,7 @@ from agent.known_gpus import Remembered
 from agent.sections import Collected, Failed, Section
 from tests.agent.test_inventory import everything, inventory
 from tests.hosts_catalog import HOSTS
+from tests.repetitions import within
 
 H100 = str(HOSTS["h100-sxm-8"])
 
@@ -310,7 +311,7 @@ def test_a_daemon_ends_with_0_on_sigterm_and_leaves_no_child(tmp_path: Path) -> 
             daemon.terminate()
             rest = daemon.stderr.read()
             assert daemon.wait(10) == 0
-            assert time.monotonic() - started < 2.0
+            assert time.monotonic() - started < within(2.0)
             assert "Traceback" not in rest
         finally:
             daemon.kill()
@@ -326,7 +327,7 @@ def test_help_imports_nothing_that_takes_long() -> None:
     started = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == "[]\n"
-    assert time.monotonic() - started < 2.0
+    assert time.monotonic() - started < within(2.0)
 
 
 def test_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:

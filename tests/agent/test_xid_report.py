@@ -239,6 +239,9 @@ def test_this_machines_kernel_log_ends_with_its_newest_record(capsys: pytest.Cap
         pytest.skip(f"/dev/kmsg: {error.strerror}")
     assert token in [one["message"][4:] for one in each(capsys, "/dev/kmsg", "--trust-userspace")]
     assert token not in [one["message"][4:] for one in each(capsys, "/dev/kmsg")]
+    with open("/dev/kmsg", "rb") as ring:
+        done = subprocess.run(bcd("xid", "--each", "--trust-userspace"), stdin=ring, capture_output=True, check=True, timeout=60)
+    assert token.encode() in done.stdout, "`bcd xid < /dev/kmsg` ends too"
 
 
 # ---- what cannot be read

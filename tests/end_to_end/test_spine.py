@@ -1,6 +1,7 @@
 """The spine, as its issue must show it: real bcd, real receiver, real Postgres. `make proof-spine` repeats ten times as often."""
 
 import itertools
+import json
 import random
 import subprocess
 import tempfile
@@ -25,7 +26,7 @@ from tests.hosts_catalog import (
 )
 from tests.nvml_stub import HANGABLE, stub
 from tests.nvml_stub.sample import full, record
-from tests.repetitions import some, times
+from tests.repetitions import PROOF, some, times, within
 
 _serial = itertools.count(1)
 SECTIONS = {"system", "os", "cpu", "memory", "gpus", "disks", "nics", "images"}
@@ -115,6 +116,43 @@ def test_settling_leaves_gpus_out_and_loses_none(run: Fleet) -> None:
     assert "settling" in status[0]["error"]
     assert "node.gpu.missing" not in events(run, node)
     assert len(history(run, node)) == 1
+
+
+def test_a_driver_two_minutes_late_at_boot_is_no_event_and_no_condition(run: Fleet) -> None:
+    """The settling of a boot, from the host before it to the driver that is there at last."""
+    name, host, node = start(run, "h100-sxm-8")
+    before, snapshot = events(run, node), history(run, node)[0]["id"]
+    run.daemons[name].stop()
+    new_boot(host)
+    answers = (host / "nvml.json").read_text()
+    nvml_init_error(host, "DRIVER_NOT_LOADED")
+    at_boot(host, uptime=20.0)
+    run.daemon(name, host, {"BCD_SETTLE": "10min"})
+    wait_for("the settling report", lambda: told_missing(run, node) == {"gpus": "settling"})
+
+    def true_or_unknown() -> list[dict[str, Any]]:
+        return [c for c in run.status(name)["conditions"] if c["status"] != "false" and c["type"] != "KernelLogUnavailable"]
+
+    assert true_or_unknown() == []
+    (host / "nvml.json").write_text(answers)
+    at_boot(host, uptime=140.0)
+    run.bcd(name, "refresh")
+    wait_for("the GPUs to be there", lambda: told_missing(run, node) == {})
+    wait_for("NVML to be judged", lambda: any(c["type"] == "NvmlUnavailable" for c in run.status(name)["conditions"]))
+    assert true_or_unknown() == []
+    assert events(run, node) == before
+    assert history(run, node)[0]["id"] == snapshot, "the hardware is what it was before the boot"
+
+
+def at_boot(host: Path, uptime: float) -> None:
+    """The host has been up for so many seconds."""
+    facts = json.loads((host / "host.json").read_text())
+    (host / "host.json").write_text(json.dumps(facts | {"uptime": uptime}))
+
+
+def told_missing(run: Fleet, node: str) -> dict[str, str]:
+    """The sections that the receiver knows to be missing, with their errors."""
+    return {one["name"]: one["error"] for one in run.api("inventory.get", nodeId=node)["missing"]}
 
 
 def test_a_gpu_bound_to_a_vm_is_assigned_and_not_missing(run: Fleet) -> None:
@@ -210,16 +248,16 @@ def test_a_hang_in_any_nvml_call_costs_the_gpus_section_only(run: Fleet, functio
     began = time.monotonic()
     env = {"BCD_COLLECT_LIMIT": f"{limit}s", "BCD_SETTLE": "0s", "BCD_NVML_LIBRARY": str(driver.library), **driver.env}
     bcd = run.daemon(name, host, env)
-    wait_for("bcd to answer", lambda: run.status(name), 10.0)
+    wait_for("bcd to answer", lambda: run.status(name))
 
     def seven() -> bool:
         asked = time.monotonic()
         status = run.status(name)
-        assert time.monotonic() - asked < 1.0, "bcd status answers at once all the while"
+        assert time.monotonic() - asked < (1.0 if PROOF else 2.5), "bcd status answers at once all the while"
         return bool(status.get("applied"))
 
-    wait_for("the other seven sections", seven, limit + 10.0)
-    assert time.monotonic() - began < limit + 5.0
+    wait_for("the other seven sections", seven, limit + 30.0)
+    assert time.monotonic() - began < limit + within(5.0)
     status = run.status(name)
     assert {section["name"] for section in status["sections"]} == SECTIONS - {"gpus"}
     assert [missing["name"] for missing in status["missing"]] == ["gpus"]
