@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent import __version__, doctor_cli
 from agent import command_line as line
 from agent import config as settings
-from agent import doctor_cli
 from agent.command_line import Arguments, Command
 from agent.errors import FieldError, UserError
 
@@ -234,20 +234,10 @@ COMMANDS = (
 _SHOWN = ("data_dir",)  # in every command's help; the other settings in that of `run`
 
 
-class _Version(argparse.Action):
-    """Finds the version out only when it is asked for: no other command pays for that."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from importlib.metadata import version
-
-        print(f"bcd {version('better-compute-node')}")
-        parser.exit()
-
-
 def _parser() -> argparse.ArgumentParser:
     form: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "epilog": EXIT_CODES, "allow_abbrev": False}
     parser = argparse.ArgumentParser("bcd", description="The node agent of a GPU cloud. Settings: bcd run --help.", **form)
-    parser.add_argument("--version", action=_Version, nargs=0, help="show bcd's version and end")
+    parser.add_argument("--version", action="version", version=f"bcd {__version__}", help="show bcd's version and end")
     line.add_global(parser, _SHOWN)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:

@@ -12,13 +12,13 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from bettercompute.agent.v1 import inventory_pb2 as pb
 
 from agent import (
+    __version__,
     doors,
     identity,
     inventory,
@@ -46,7 +46,7 @@ from agent.session import messages as m
 from agent.session.stream import Link
 from agent.systemd import Notifier
 
-VERSION = version("better-compute-node")
+VERSION = __version__
 
 _log = logging.getLogger("bcd")
 
