@@ -14,6 +14,8 @@ from bettercompute.agent.v1 import inventory_pb2 as pb
 
 from agent import fault_store, faults, looks, watch
 from agent.fault_store import FILE
+from agent.kmsg.reader import KernelLogError
+from agent.kmsg.record import Record
 from agent.known_gpus import Remembered
 from agent.watch import Hooks, Watch
 from tests.agent.session.fake_gateway import until
@@ -324,6 +326,28 @@ def test_a_log_that_cannot_be_read_is_a_condition_and_is_opened_again(
         bench.says(line(0, "Linux"), xid(1))
         await until(lambda: trouble(found) == ("false", "") and found.ledger.faults)
         assert next(c.since for c in found.conditions()) > since
+
+    bench.run(test)
+
+
+def test_the_delay_grows_even_where_each_try_reads_something(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[float] = []
+
+    class Dying:
+        def __init__(self, path: Path) -> None:
+            self._path = path
+
+        async def records(self) -> AsyncIterator[Record]:
+            opened.append(asyncio.get_running_loop().time())
+            yield Record(len(opened), 6, 0, "-", "usb 1-1: new device")
+            raise KernelLogError("ended", self._path, "it ended")
+
+    monkeypatch.setattr(watch, "FIRST_DELAY", 0.02)
+    monkeypatch.setattr(watch, "Reader", Dying)
+
+    async def test(found: Watch) -> None:
+        await until(lambda: len(opened) == 5)
+        assert opened[4] - opened[0] >= 0.02 + 0.04 + 0.08 + 0.16
 
     bench.run(test)
 
