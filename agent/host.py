@@ -9,7 +9,6 @@ import errno
 import fcntl
 import os
 import struct
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -222,6 +221,8 @@ def _link_target(path: str) -> str | None:
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Replaces `path` by `data` in one step, on disk before it returns. Raises OSError; the old file then stands."""
+    import tempfile  # 3 ms of import that the collecting child, which writes nothing, need not pay
+
     fd, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(fd, "wb") as file:

@@ -17,7 +17,6 @@ import json
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -66,7 +65,7 @@ def _outcome(name: str, ctx: Context, arguments: Mapping[str, object]) -> tuple[
     except FieldError as error:
         return _failed(name, type(error).__name__, _text(error))
     except Exception as error:  # noqa: BLE001 - the one runner
-        traceback.print_exc()
+        sys.excepthook(type(error), error, error.__traceback__)
         return _failed(name, "Bug", f"{type(error).__name__}: {_text(error)} ({_where(error)})")
 
 
@@ -80,8 +79,10 @@ def _text(error: Exception) -> str:
 
 def _where(error: BaseException) -> str:
     """`gpus.py:61`: the innermost frame."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{Path(frame.filename).name}:{frame.lineno}"
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return f"{Path(frame.tb_frame.f_code.co_filename).name}:{frame.tb_lineno}" if frame else ""
 
 
 def _write(out: BinaryIO, head: dict[str, object], data: bytes = b"") -> None:
