@@ -45,11 +45,11 @@ bench: $(STAMP)      ## one table: what, figure, floor, ratio, aim, met or misse
 
 proof-spine: $(STAMP)  ## the tests of the spine with all their repetitions: `make test` has a tenth of them
 	@BC_PROOF=1 $(BIN)/pytest -n 2 --timeout=3000 tests/agent/test_hosts.py tests/agent/test_collection.py \
-	  tests/end_to_end/test_spine.py tests/end_to_end/test_receivers.py
+	  tests/end_to_end/test_spine.py tests/end_to_end/test_receivers.py tests/receiver/gateway/test_hostile.py
 
 proof-watch: $(STAMP)  ## the same for the watch: storms, kills, latency; it floods this machine's kernel log
 	@BC_PROOF=1 $(BIN)/pytest --timeout=3000 tests/agent/kmsg tests/agent/test_watch.py tests/agent/test_hotplug.py \
-	  tests/agent/test_signs.py tests/end_to_end/test_watch.py tests/end_to_end/test_commands.py
+	  tests/agent/test_signs.py tests/agent/doctor tests/end_to_end/test_watch.py tests/end_to_end/test_commands.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
