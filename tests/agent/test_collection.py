@@ -21,7 +21,7 @@ from agent.collectors import COLLECTORS, Options
 from agent.sections import Collected
 from tests.nvml_stub import HANGABLE, Stub, stub
 from tests.nvml_stub.sample import UUIDS, full, record
-from tests.repetitions import some
+from tests.repetitions import PROOF, some
 
 ALL = list(COLLECTORS)
 OTHERS = sorted(set(ALL) - {"gpus"})
@@ -285,7 +285,7 @@ def test_a_worker_that_hangs_before_it_begins_fails_every_section_within_one_lim
     plugin.write_text("import time; time.sleep(600)")
     start = time.monotonic()
     collected = collect(ALL, host, limit=0.5)
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 4  # each of the eight would take half a second
     assert {f.reason for f in collected.failed} == {"Hang"}
     assert len(collected.failed) == 8
 
@@ -294,7 +294,7 @@ def test_the_event_loop_goes_on_while_a_worker_hangs(host: Path, tmp_path: Path,
     driver = use(monkeypatch, stub(tmp_path, full(), hang="nvmlInitWithFlags"))
 
     async def measure() -> float:
-        task = asyncio.create_task(collector(host, driver, 1.0).collect(ALL))
+        task = asyncio.create_task(collector(host, driver, 3.0).collect(ALL))
         slowest = 0.0
         while not task.done():
             before = time.monotonic()
@@ -302,7 +302,7 @@ def test_the_event_loop_goes_on_while_a_worker_hangs(host: Path, tmp_path: Path,
             slowest = max(slowest, time.monotonic() - before)
         return slowest
 
-    assert asyncio.run(measure()) < 0.5
+    assert asyncio.run(measure()) < (0.5 if PROOF else 1.5)
 
 
 def test_a_cancelled_collection_leaves_no_child(host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +328,7 @@ def test_a_child_that_outlives_sigkill_is_abandoned_and_none_is_started_over_it(
     monkeypatch.setattr(collection, "KILL_WAIT", 0.1)
 
     async def scenario() -> None:
-        one = collector(host, driver, 1.0)
+        one = collector(host, driver, 3.0)
         with monkeypatch.context() as spared:
             spared.setattr(subprocess.Popen, "kill", lambda _: None)
             first = await one.collect(ALL)
@@ -340,7 +340,7 @@ def test_a_child_that_outlives_sigkill_is_abandoned_and_none_is_started_over_it(
 
         start = time.monotonic()
         second = await one.collect(ALL)
-        assert time.monotonic() - start < 1.0  # at once: no limit had to pass
+        assert time.monotonic() - start < 3.0  # at once: no limit had to pass
         assert [(f.name, f.reason) for f in second.failed] == [("gpus", "Hang")]
         assert f"abandoned child pid {stuck}" in second.failed[0].message
         assert [s.name for s in second.sections] == OTHERS

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from agent.service import Daemon
 from agent.systemd import Notifier
 from tests.agent.session.fake_gateway import FakeGateway, Stream, until
 from tests.hosts_catalog import HOSTS
+from tests.repetitions import PROOF, within
 
 GPU = pb.GpusSection(
     driver=pb.NvidiaDriver(nvml_version="12.550"),
@@ -121,8 +123,8 @@ class Bench:
                     if not ended.done():
                         os.kill(os.getpid(), signal.SIGTERM)
                     started = time.monotonic()
-                    await asyncio.wait_for(ended, 5)
-                    assert time.monotonic() - started < 2.0, "ends within a second or two"
+                    await asyncio.wait_for(ended, within(5))
+                    assert time.monotonic() - started < within(2.0), "ends within a second or two"
 
         asyncio.run(work())
 
@@ -374,14 +376,17 @@ def test_a_restart_tries_a_section_that_nvml_did_not_answer_for(bench: Bench) ->
 
 
 def test_a_slow_disk_holds_up_no_report(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Store, "save", lambda *_: time.sleep(1.0))
+    applied = threading.Event()
+    saved: list[bool] = []
+    monkeypatch.setattr(Store, "save", lambda *_: saved.append(applied.wait(10)))
 
     async def test(run: Run) -> None:
-        started = time.monotonic()
         await run.applied()
-        assert time.monotonic() - started < 0.9
+        applied.set()
 
     bench.run(test)
+    assert all(saved), "what waits for the disk does not wait for the report"
+    assert saved
 
 
 def test_hello_is_said_again_when_nvml_begins_to_answer(bench: Bench) -> None:
@@ -513,7 +518,7 @@ def test_a_recorded_host_s_hang_costs_one_section_and_status_answers_all_the_whi
     nvml = json.loads((host / "nvml.json").read_text())
     nvml["devices"][2]["uuid"] = {"hang": True}
     (host / "nvml.json").write_text(json.dumps(nvml))
-    bench = Bench(tmp_path, host, Config(data_dir=tmp_path, collect_limit=1.5, settle=0.0), FakeCollector())
+    bench = Bench(tmp_path, host, Config(data_dir=tmp_path, collect_limit=3.0, settle=0.0), FakeCollector())
 
     async def test(run: Run) -> None:
         slowest = 0.0
@@ -526,7 +531,7 @@ def test_a_recorded_host_s_hang_costs_one_section_and_status_answers_all_the_whi
         assert [missing["name"] for missing in status["missing"]] == ["gpus"]
         assert status["missing"][0]["error"].startswith("Hang: ")
         assert len(status["sections"]) == 7
-        assert slowest < 0.5
+        assert slowest < (0.5 if PROOF else 1.5)
 
     bench.run(test)
 
