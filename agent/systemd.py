@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import MutableMapping
 
+PATIENCE = 0.2  # seconds that a message waits for room in the manager's queue
 _log = logging.getLogger("bcd.systemd")
 
 
@@ -36,6 +37,7 @@ class Notifier:
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+                sock.settimeout(PATIENCE)  # a manager that hangs reads nothing, and must not hold up reports
                 sock.connect(address)
                 sock.sendall(state.encode())
         except OSError as error:

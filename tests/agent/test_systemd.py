@@ -26,6 +26,13 @@ def test_tells_ready_alive_and_stopping(manager: socket.socket) -> None:
     assert [manager.recv(64) for _ in range(3)] == [b"READY=1", b"WATCHDOG=1", b"STOPPING=1"]
 
 
+def test_a_manager_that_reads_nothing_holds_nobody_up(manager: socket.socket, caplog: pytest.LogCaptureFixture) -> None:
+    notifier = Notifier({"NOTIFY_SOCKET": manager.getsockname()})
+    for _ in range(int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text()) + 2):
+        notifier.alive()
+    assert "cannot tell the service manager WATCHDOG=1: timed out" in caplog.text
+
+
 def test_an_abstract_socket_is_one_too() -> None:
     name = f"bcd-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
