@@ -154,7 +154,7 @@ SWITCH = ("00000000:07:00.0",)
         (ConditionFacts(gpus=pb.GpusSection(gpus=[pb.Gpu(fabric=pb.Fabric(state="completed", status="success"))])), PASS),
         (ConditionFacts(900.0, pb.GpusSection(gpus=[pb.Gpu(fabric=pb.Fabric(state="in-progress"))])), FAIL),
         (ConditionFacts(900.0, pb.GpusSection(gpus=[H100]), manager=Manager(SWITCH)), FAIL),
-        (ConditionFacts(900.0, pb.GpusSection(gpus=[H100]), manager=Manager(SWITCH, 812, "550.90.07")), PASS),
+        (ConditionFacts(900.0, pb.GpusSection(gpus=[H100]), manager=Manager(SWITCH, 812, ("550.90.07",))), PASS),
         (ConditionFacts(failed=Failed("gpus", "Hang", "no answer")), UNKNOWN),
     ],
 )
