@@ -10,12 +10,13 @@ import os
 import time
 from pathlib import Path
 
+from bettercompute.contract.ids import is_id, ulid
+
 from agent.errors import UserError
 from agent.host import write_atomic
 
 METADATA_KEY = "bc-node-id"
 
-_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32, as ULIDs have it
 _log = logging.getLogger("bcd.identity")
 
 
@@ -25,8 +26,7 @@ def new_node_id(milliseconds: int, entropy: bytes) -> str:
     >>> new_node_id(1717171717000, bytes(10))
     'node_01hz7pj0w80000000000000000'
     """
-    number = (milliseconds << 80) | int.from_bytes(entropy[:10], "big")
-    return "node_" + "".join(_ALPHABET[(number >> shift) & 31] for shift in range(125, -1, -5))
+    return f"node_{ulid(milliseconds, entropy)}"
 
 
 def load_or_create(data_dir: Path) -> str:
@@ -101,7 +101,6 @@ def _parse(data: bytes) -> str:
     if not isinstance(value, dict) or value.get("format") != 1:
         raise ValueError("expected an object of format 1")
     node_id = value.get("nodeId")
-    well_formed = isinstance(node_id, str) and node_id.startswith("node_") and len(node_id) == 31
-    if not isinstance(node_id, str) or not well_formed or set(node_id[5:]) - set(_ALPHABET):
+    if not isinstance(node_id, str) or not is_id(node_id, "node"):
         raise ValueError(f"nodeId is {node_id!r}, not node_ and a lower-case ULID")
     return node_id

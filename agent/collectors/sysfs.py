@@ -51,20 +51,6 @@ def cpu_list(text: str | None) -> list[int]:
     return sorted(found)
 
 
-def key_values(text: str | None) -> dict[str, str]:
-    """Lines `KEY=VALUE`, as in a device's `uevent`; other lines are skipped, the first of a key stands.
-
-    >>> key_values("DRIVER=nvidia\\nPCI_ID=10DE:2330\\n")["PCI_ID"]
-    '10DE:2330'
-    """
-    values: dict[str, str] = {}
-    for line in (text or "").splitlines():
-        key, separator, value = line.partition("=")
-        if separator:
-            values.setdefault(key.strip(), value.strip())
-    return values
-
-
 def colon_values(text: str) -> dict[str, str]:
     """Lines `key<blanks>: value`, as in one block of /proc/cpuinfo; the first of a key stands, empty values are left out."""
     values: dict[str, str] = {}

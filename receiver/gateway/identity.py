@@ -5,7 +5,7 @@ Until nodes have certificates (issue Identity) it is the node id that bcd sends 
 
 from collections.abc import Iterable
 
-from receiver.ids import is_id
+from bettercompute.contract.ids import is_id
 
 NODE_ID = "bc-node-id"
 

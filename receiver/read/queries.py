@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+from bettercompute.contract.ids import is_id
 from sqlalchemy import ColumnElement, Engine, Row, Select, Table, and_, create_engine, func, literal_column, select, tuple_
 from sqlalchemy.engine import Connection
 
-from receiver.ids import is_id
 from receiver.read.tokens import ALL, Scope
 from receiver.store.database import dial
 from receiver.store.schema import (

@@ -1,8 +1,9 @@
 """Ids are a prefix and a lower-case ULID, made of time and randomness that are given."""
 
 import pytest
+from bettercompute.contract.ids import PREFIXES, is_id, ulid
 
-from receiver.ids import PREFIXES, is_id, mint, minter, ulid
+from receiver.ids import mint, minter
 
 
 def test_sorts_by_time() -> None:
@@ -42,3 +43,8 @@ def test_minted_ids_are_ids(prefix: str) -> None:
 )
 def test_other_texts_are_not_node_ids(text: str) -> None:
     assert not is_id(text, "node")
+
+
+def test_is_no_id_with_anything_behind_it() -> None:
+    assert is_id("node_01hf7yat000000000000000000", "node")
+    assert not is_id("node_01hf7yat000000000000000000\n", "node")

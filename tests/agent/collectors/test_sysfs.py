@@ -58,17 +58,6 @@ def test_cpu_list_is_bounded_when_damaged() -> None:
     assert len(sysfs.cpu_list("0-999999")) == (1 << 16) + 1
 
 
-def test_key_values() -> None:
-    text = "DRIVER=nvidia\nPCI_CLASS=30200\nPCI_ID=10DE:2330\nno pair\nMODALIAS=pci:v000010DE=x\nDRIVER=second\n"
-    assert sysfs.key_values(text) == {
-        "DRIVER": "nvidia",
-        "PCI_CLASS": "30200",
-        "PCI_ID": "10DE:2330",
-        "MODALIAS": "pci:v000010DE=x",
-    }
-    assert sysfs.key_values(None) == {}
-
-
 def test_kilobytes_of_meminfo_and_of_a_node() -> None:
     assert sysfs.kilobytes("MemTotal:       24684084 kB\nMemFree:        1 kB\n", "MemTotal") == 24684084 << 10
     assert sysfs.kilobytes("\nNode 0 MemTotal:       131881196 kB\nNode 0 MemFree: 1 kB\n", "MemTotal") == 131881196 << 10

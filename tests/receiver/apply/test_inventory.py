@@ -9,9 +9,10 @@ from typing import Any
 import psycopg
 import pytest
 from bettercompute.agent.v1 import inventory_pb2 as pb
+from bettercompute.contract.ids import is_id
 
 from receiver.apply.inventory import Superseded, apply_inventory, plan_loaded, wanted
-from receiver.ids import is_id, mint
+from receiver.ids import mint
 from receiver.store import inventory as store
 from receiver.store.database import Connection
 from tests.receiver.builders import (
