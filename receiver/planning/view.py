@@ -301,8 +301,10 @@ class Draft:
 
     def copy(self) -> "Draft":
         """The same rows, with nothing told yet: what is stored stays as it is while rules change the copy."""
-        tables = {name: dict(getattr(self, name)) for name in TABLES}
-        return Draft(node=self.node, hardware=self.hardware, **tables)
+        same = Draft(node=self.node, hardware=self.hardware)
+        for name in TABLES:
+            setattr(same, name, dict(getattr(self, name)))
+        return same
 
 
 TABLES = ("conditions", "devices", "atoms", "generations", "health", "faults", "labels")
