@@ -1,50 +1,20 @@
 """Conditions that bcd itself finds (SPEC B3, "From status reports"): they are exactly as its last report says.
 
-One more of them is a row of DAEMON_NODE_CONDITIONS here and a row in the agent's table (SPEC A6).
+One more of them is a row in condition_types.py and a row in the agent's table (SPEC A6).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from receiver.events import event
+from receiver.planning.condition_types import DAEMON_NODE_CONDITIONS
 from receiver.planning.faults import as_fault
 from receiver.planning.inventory import Publish
 from receiver.values import Condition, ConditionStatus, Fault
 
-NoSchedule = Literal["yes", "no", "in mps pools"]
 Key = tuple[str, str]  # type and device, as the table is keyed
 DEVICE_CHARACTERS = 128  # of a device id or bus id: they are part of a key
 MOST = 1024  # rows of a node; no machine has as many, and a hostile one is not to fill the table
-
-
-@dataclass(frozen=True, slots=True)
-class DaemonCondition:
-    """A type that status reports may set: whether placement avoids the node while it is true, and what it means."""
-
-    type: str
-    no_schedule: NoSchedule
-    meaning: str
-
-
-DAEMON_NODE_CONDITIONS: Mapping[str, DaemonCondition] = {
-    row.type: row
-    for row in (
-        DaemonCondition("FabricManagerDown", "yes", "the NVLink fabric is not up: GPUs behind NVSwitches cannot work together"),
-        DaemonCondition("MPSDown", "in mps pools", "the MPS control daemon does not answer"),
-        DaemonCondition("RebootRequired", "no", "something takes effect with the next boot only; the message says what"),
-        DaemonCondition("HostManagedExternally", "no", "another component owns the driver or the host's configuration"),
-        DaemonCondition("ForeignGpuExposure", "yes", "GPUs can be reached past the component that hands them out"),
-        DaemonCondition("PodResourcesUnavailable", "yes", "the kubelet does not say which pods hold GPUs"),
-        DaemonCondition("KubernetesReleaseStuck", "yes", "a GPU that Kubernetes was asked to release is still held"),
-        DaemonCondition("KubernetesReleasesUnreadable", "yes", "it cannot be told which GPUs Kubernetes has released"),
-        DaemonCondition("KubernetesReleased", "no", "the node is released from Kubernetes"),
-        DaemonCondition("KubernetesTaintsDrift", "no", "the node's Kubernetes taints are not those it should have"),
-        DaemonCondition("NvmlUnavailable", "yes", "the NVIDIA driver is there and NVML does not answer"),
-        DaemonCondition("KernelLogUnavailable", "no", "bcd cannot follow the kernel log: XIDs may go unseen"),
-        DaemonCondition("PcieReplayHigh", "no", "a GPU's PCIe link replays more than it should"),
-    )
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from receiver.ids import Mint
-from receiver.planning.conditions import DAEMON_NODE_CONDITIONS, ConditionRow
+from receiver.planning.condition_types import DAEMON_NODE_CONDITIONS
+from receiver.planning.conditions import ConditionRow
 from receiver.planning.conditions import Key as ConditionKey
 from receiver.planning.faults import Counted
 from receiver.planning.faults import Key as FaultKey

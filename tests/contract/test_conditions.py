@@ -8,7 +8,7 @@ from agent.conditions.declared import TYPES as DECLARED
 from agent.conditions.table import TABLE
 from agent.session import machine as agent
 from agent.session import messages as said
-from receiver.planning.conditions import DAEMON_NODE_CONDITIONS
+from receiver.planning.condition_types import DAEMON_NODE_CONDITIONS
 from receiver.values import Condition, Fault, Status
 from tests.contract.wire import Wire
 

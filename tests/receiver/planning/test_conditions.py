@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from receiver.planning.conditions import DAEMON_NODE_CONDITIONS, MOST, ConditionRow, SetCondition, plan_conditions, sort_out
+from receiver.planning.condition_types import DAEMON_NODE_CONDITIONS
+from receiver.planning.conditions import MOST, ConditionRow, SetCondition, plan_conditions, sort_out
 from receiver.planning.inventory import Publish
 from receiver.values import Condition, Fault
 
