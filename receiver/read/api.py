@@ -67,6 +67,8 @@ class Api:
     def _add(self, server: grpc.aio.Server, name: str) -> None:
         handlers = {}
         for method in SERVICES[name].methods:
+            if not (method.server_streaming or method.full_name in HANDLERS):
+                continue  # gRPC answers UNIMPLEMENTED
             reads = message_factory.GetMessageClass(method.input_type).FromString
             if method.server_streaming:
                 handlers[method.name] = grpc.unary_stream_rpc_method_handler(self.watch, reads, _serialize)

@@ -3,6 +3,7 @@
 isort:skip_file
 """
 
+from bettercompute.control.v1 import devices_pb2 as _devices_pb2
 from bettercompute.control.v1 import inventory_pb2 as _inventory_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
@@ -29,6 +30,8 @@ class NodesServiceListRequest(_message.Message):
     LIMIT_FIELD_NUMBER: _builtins.int
     CURSOR_FIELD_NUMBER: _builtins.int
     TENANT_ID_FIELD_NUMBER: _builtins.int
+    CONDITION_FIELD_NUMBER: _builtins.int
+    SELECTOR_FIELD_NUMBER: _builtins.int
     pool_id: _builtins.str
     status: _builtins.str
     """"adopting", "adopted", "maintenance", "retired", "deleted" """
@@ -37,6 +40,10 @@ class NodesServiceListRequest(_message.Message):
     cursor: _builtins.str
     """`next_cursor` of the page before"""
     tenant_id: _builtins.str
+    condition: _builtins.str
+    """a type of condition that is true of it: "Xid79" """
+    selector: _builtins.str
+    """over its labels: "gpu.model in (H100,H200),!rack,memory.GiB>512" """
     def __init__(
         self,
         *,
@@ -45,17 +52,23 @@ class NodesServiceListRequest(_message.Message):
         limit: _builtins.int = ...,
         cursor: _builtins.str = ...,
         tenant_id: _builtins.str | None = ...,
+        condition: _builtins.str | None = ...,
+        selector: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_pool_id", b"_pool_id", "_status", b"_status", "_tenant_id", b"_tenant_id", "pool_id", b"pool_id", "status", b"status", "tenant_id", b"tenant_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_condition", b"_condition", "_pool_id", b"_pool_id", "_status", b"_status", "_tenant_id", b"_tenant_id", "condition", b"condition", "pool_id", b"pool_id", "status", b"status", "tenant_id", b"tenant_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pool_id", b"_pool_id", "_status", b"_status", "_tenant_id", b"_tenant_id", "cursor", b"cursor", "limit", b"limit", "pool_id", b"pool_id", "status", b"status", "tenant_id", b"tenant_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_condition", b"_condition", "_pool_id", b"_pool_id", "_status", b"_status", "_tenant_id", b"_tenant_id", "condition", b"condition", "cursor", b"cursor", "limit", b"limit", "pool_id", b"pool_id", "selector", b"selector", "status", b"status", "tenant_id", b"tenant_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__condition: _TypeAlias = _typing.Literal["condition"]  # noqa: Y015
+    _WhichOneofArgType__condition: _TypeAlias = _typing.Literal["_condition", b"_condition"]  # noqa: Y015
     _WhichOneofReturnType__pool_id: _TypeAlias = _typing.Literal["pool_id"]  # noqa: Y015
     _WhichOneofArgType__pool_id: _TypeAlias = _typing.Literal["_pool_id", b"_pool_id"]  # noqa: Y015
     _WhichOneofReturnType__status: _TypeAlias = _typing.Literal["status"]  # noqa: Y015
     _WhichOneofArgType__status: _TypeAlias = _typing.Literal["_status", b"_status"]  # noqa: Y015
     _WhichOneofReturnType__tenant_id: _TypeAlias = _typing.Literal["tenant_id"]  # noqa: Y015
     _WhichOneofArgType__tenant_id: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__condition) -> _WhichOneofReturnType__condition | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__pool_id) -> _WhichOneofReturnType__pool_id | None: ...
     @_typing.overload
@@ -116,6 +129,537 @@ class NodesServiceGetRequest(_message.Message):
 Global___NodesServiceGetRequest: _TypeAlias = NodesServiceGetRequest  # noqa: Y015
 
 @_typing.final
+class NodesServiceWhyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    DEVICE_ID_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """may be left out when `device_id` is a GPU's"""
+    device_id: _builtins.str
+    """only about this GPU, and what the node has against all of them"""
+    tenant_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        device_id: _builtins.str | None = ...,
+        tenant_id: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_device_id", b"_device_id", "_tenant_id", b"_tenant_id", "device_id", b"device_id", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device_id", b"_device_id", "_tenant_id", b"_tenant_id", "device_id", b"device_id", "node_id", b"node_id", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__device_id: _TypeAlias = _typing.Literal["device_id"]  # noqa: Y015
+    _WhichOneofArgType__device_id: _TypeAlias = _typing.Literal["_device_id", b"_device_id"]  # noqa: Y015
+    _WhichOneofReturnType__tenant_id: _TypeAlias = _typing.Literal["tenant_id"]  # noqa: Y015
+    _WhichOneofArgType__tenant_id: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__device_id) -> _WhichOneofReturnType__device_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant_id) -> _WhichOneofReturnType__tenant_id | None: ...
+
+Global___NodesServiceWhyRequest: _TypeAlias = NodesServiceWhyRequest  # noqa: Y015
+
+@_typing.final
+class NodesServiceWhyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    HOSTNAME_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    TRUST_FIELD_NUMBER: _builtins.int
+    CONNECTED_FIELD_NUMBER: _builtins.int
+    LAST_SEEN_AT_FIELD_NUMBER: _builtins.int
+    POOL_ID_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
+    BOOKABLE_FIELD_NUMBER: _builtins.int
+    OBSTACLES_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    hostname: _builtins.str
+    status: _builtins.str
+    trust: _builtins.str
+    connected: _builtins.bool
+    pool_id: _builtins.str
+    pool: _builtins.str
+    """its name"""
+    mode: _builtins.str
+    """of the pool: "enforce", "observe" """
+    answer: _builtins.str
+    """in one sentence"""
+    bookable: _builtins.bool
+    """at least one atom is"""
+    @_builtins.property
+    def last_seen_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def obstacles(self) -> _containers.RepeatedCompositeFieldContainer[Global___Obstacle]:
+        """the node's first, then by device; empty: all that is not booked is bookable"""
+
+    @_builtins.property
+    def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___WhyDevice]:
+        """sorted by index"""
+
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        hostname: _builtins.str | None = ...,
+        status: _builtins.str = ...,
+        trust: _builtins.str = ...,
+        connected: _builtins.bool = ...,
+        last_seen_at: _timestamp_pb2.Timestamp | None = ...,
+        pool_id: _builtins.str | None = ...,
+        pool: _builtins.str | None = ...,
+        mode: _builtins.str | None = ...,
+        answer: _builtins.str = ...,
+        bookable: _builtins.bool = ...,
+        obstacles: _abc.Iterable[Global___Obstacle] | None = ...,
+        devices: _abc.Iterable[Global___WhyDevice] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_hostname", b"_hostname", "_mode", b"_mode", "_pool", b"_pool", "_pool_id", b"_pool_id", "hostname", b"hostname", "last_seen_at", b"last_seen_at", "mode", b"mode", "pool", b"pool", "pool_id", b"pool_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_hostname", b"_hostname", "_mode", b"_mode", "_pool", b"_pool", "_pool_id", b"_pool_id", "answer", b"answer", "bookable", b"bookable", "connected", b"connected", "devices", b"devices", "hostname", b"hostname", "last_seen_at", b"last_seen_at", "mode", b"mode", "node_id", b"node_id", "obstacles", b"obstacles", "pool", b"pool", "pool_id", b"pool_id", "status", b"status", "trust", b"trust"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__hostname: _TypeAlias = _typing.Literal["hostname"]  # noqa: Y015
+    _WhichOneofArgType__hostname: _TypeAlias = _typing.Literal["_hostname", b"_hostname"]  # noqa: Y015
+    _WhichOneofReturnType__mode: _TypeAlias = _typing.Literal["mode"]  # noqa: Y015
+    _WhichOneofArgType__mode: _TypeAlias = _typing.Literal["_mode", b"_mode"]  # noqa: Y015
+    _WhichOneofReturnType__pool: _TypeAlias = _typing.Literal["pool"]  # noqa: Y015
+    _WhichOneofArgType__pool: _TypeAlias = _typing.Literal["_pool", b"_pool"]  # noqa: Y015
+    _WhichOneofReturnType__pool_id: _TypeAlias = _typing.Literal["pool_id"]  # noqa: Y015
+    _WhichOneofArgType__pool_id: _TypeAlias = _typing.Literal["_pool_id", b"_pool_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__hostname) -> _WhichOneofReturnType__hostname | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__mode) -> _WhichOneofReturnType__mode | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pool) -> _WhichOneofReturnType__pool | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pool_id) -> _WhichOneofReturnType__pool_id | None: ...
+
+Global___NodesServiceWhyResponse: _TypeAlias = NodesServiceWhyResponse  # noqa: Y015
+
+@_typing.final
+class Obstacle(_message.Message):
+    """One thing that keeps atoms from being booked."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCOPE_FIELD_NUMBER: _builtins.int
+    DEVICE_ID_FIELD_NUMBER: _builtins.int
+    ATOM_ID_FIELD_NUMBER: _builtins.int
+    WHAT_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    ENFORCED_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    ENDS_FIELD_NUMBER: _builtins.int
+    scope: _builtins.str
+    """"node", "device", "atom" """
+    device_id: _builtins.str
+    """GPU UUID, or an NVSwitch's bus id; null: the node as a whole"""
+    atom_id: _builtins.str
+    what: _builtins.str
+    """"Xid79", "EccUncorrectable", "maintenance", "tenant-controlled", "booked", "partitionPending", ..."""
+    by: _builtins.str
+    """who put it there: "health", "inventory", "xid", "operator", "placement", another owner of a reason"""
+    enforced: _builtins.bool
+    """false: it would keep it out, were the pool's mode "enforce" """
+    message: _builtins.str
+    ends: _builtins.str
+    """what would end it: the command to type, or what is waited for"""
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp:
+        """null where nobody has kept it"""
+
+    def __init__(
+        self,
+        *,
+        scope: _builtins.str = ...,
+        device_id: _builtins.str | None = ...,
+        atom_id: _builtins.str | None = ...,
+        what: _builtins.str = ...,
+        by: _builtins.str = ...,
+        since: _timestamp_pb2.Timestamp | None = ...,
+        enforced: _builtins.bool = ...,
+        message: _builtins.str | None = ...,
+        ends: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_atom_id", b"_atom_id", "_device_id", b"_device_id", "_message", b"_message", "atom_id", b"atom_id", "device_id", b"device_id", "message", b"message", "since", b"since"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_atom_id", b"_atom_id", "_device_id", b"_device_id", "_message", b"_message", "atom_id", b"atom_id", "by", b"by", "device_id", b"device_id", "ends", b"ends", "enforced", b"enforced", "message", b"message", "scope", b"scope", "since", b"since", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__atom_id: _TypeAlias = _typing.Literal["atom_id"]  # noqa: Y015
+    _WhichOneofArgType__atom_id: _TypeAlias = _typing.Literal["_atom_id", b"_atom_id"]  # noqa: Y015
+    _WhichOneofReturnType__device_id: _TypeAlias = _typing.Literal["device_id"]  # noqa: Y015
+    _WhichOneofArgType__device_id: _TypeAlias = _typing.Literal["_device_id", b"_device_id"]  # noqa: Y015
+    _WhichOneofReturnType__message: _TypeAlias = _typing.Literal["message"]  # noqa: Y015
+    _WhichOneofArgType__message: _TypeAlias = _typing.Literal["_message", b"_message"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__atom_id) -> _WhichOneofReturnType__atom_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__device_id) -> _WhichOneofReturnType__device_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__message) -> _WhichOneofReturnType__message | None: ...
+
+Global___Obstacle: _TypeAlias = Obstacle  # noqa: Y015
+
+@_typing.final
+class WhyDevice(_message.Message):
+    """A GPU, and how much of it can be booked now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICE_ID_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    GPU_PRODUCT_FIELD_NUMBER: _builtins.int
+    SERIAL_FIELD_NUMBER: _builtins.int
+    ATOMS_FIELD_NUMBER: _builtins.int
+    BOOKABLE_FIELD_NUMBER: _builtins.int
+    BOOKED_FIELD_NUMBER: _builtins.int
+    AGAINST_FIELD_NUMBER: _builtins.int
+    device_id: _builtins.str
+    index: _builtins.int
+    gpu_product: _builtins.str
+    serial: _builtins.str
+    atoms: _builtins.int
+    bookable: _builtins.int
+    booked: _builtins.int
+    @_builtins.property
+    def against(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """`what` of its own obstacles, sorted"""
+
+    def __init__(
+        self,
+        *,
+        device_id: _builtins.str = ...,
+        index: _builtins.int | None = ...,
+        gpu_product: _builtins.str | None = ...,
+        serial: _builtins.str | None = ...,
+        atoms: _builtins.int = ...,
+        bookable: _builtins.int = ...,
+        booked: _builtins.int = ...,
+        against: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_gpu_product", b"_gpu_product", "_index", b"_index", "_serial", b"_serial", "gpu_product", b"gpu_product", "index", b"index", "serial", b"serial"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpu_product", b"_gpu_product", "_index", b"_index", "_serial", b"_serial", "against", b"against", "atoms", b"atoms", "bookable", b"bookable", "booked", b"booked", "device_id", b"device_id", "gpu_product", b"gpu_product", "index", b"index", "serial", b"serial"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__gpu_product: _TypeAlias = _typing.Literal["gpu_product"]  # noqa: Y015
+    _WhichOneofArgType__gpu_product: _TypeAlias = _typing.Literal["_gpu_product", b"_gpu_product"]  # noqa: Y015
+    _WhichOneofReturnType__index: _TypeAlias = _typing.Literal["index"]  # noqa: Y015
+    _WhichOneofArgType__index: _TypeAlias = _typing.Literal["_index", b"_index"]  # noqa: Y015
+    _WhichOneofReturnType__serial: _TypeAlias = _typing.Literal["serial"]  # noqa: Y015
+    _WhichOneofArgType__serial: _TypeAlias = _typing.Literal["_serial", b"_serial"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu_product) -> _WhichOneofReturnType__gpu_product | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__index) -> _WhichOneofReturnType__index | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__serial) -> _WhichOneofReturnType__serial | None: ...
+
+Global___WhyDevice: _TypeAlias = WhyDevice  # noqa: Y015
+
+@_typing.final
+class NodesServiceAdoptRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    reason: _builtins.str
+    """needed"""
+    tenant_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        tenant_id: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id", "node_id", b"node_id", "reason", b"reason", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__tenant_id: _TypeAlias = _typing.Literal["tenant_id"]  # noqa: Y015
+    _WhichOneofArgType__tenant_id: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant_id) -> _WhichOneofReturnType__tenant_id | None: ...
+
+Global___NodesServiceAdoptRequest: _TypeAlias = NodesServiceAdoptRequest  # noqa: Y015
+
+@_typing.final
+class NodesServiceMaintenanceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    reason: _builtins.str
+    """needed"""
+    tenant_id: _builtins.str
+    @_builtins.property
+    def until(self) -> _timestamp_pb2.Timestamp:
+        """when the person means to be done; nothing ends by itself"""
+
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        until: _timestamp_pb2.Timestamp | None = ...,
+        reason: _builtins.str = ...,
+        tenant_id: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id", "tenant_id", b"tenant_id", "until", b"until"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id", "node_id", b"node_id", "reason", b"reason", "tenant_id", b"tenant_id", "until", b"until"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__tenant_id: _TypeAlias = _typing.Literal["tenant_id"]  # noqa: Y015
+    _WhichOneofArgType__tenant_id: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant_id) -> _WhichOneofReturnType__tenant_id | None: ...
+
+Global___NodesServiceMaintenanceRequest: _TypeAlias = NodesServiceMaintenanceRequest  # noqa: Y015
+
+@_typing.final
+class NodesServiceRetireRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    reason: _builtins.str
+    """needed"""
+    tenant_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        tenant_id: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id", "node_id", b"node_id", "reason", b"reason", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__tenant_id: _TypeAlias = _typing.Literal["tenant_id"]  # noqa: Y015
+    _WhichOneofArgType__tenant_id: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant_id) -> _WhichOneofReturnType__tenant_id | None: ...
+
+Global___NodesServiceRetireRequest: _TypeAlias = NodesServiceRetireRequest  # noqa: Y015
+
+@_typing.final
+class NodesServiceDeleteRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    reason: _builtins.str
+    """needed"""
+    tenant_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        tenant_id: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id", "node_id", b"node_id", "reason", b"reason", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__tenant_id: _TypeAlias = _typing.Literal["tenant_id"]  # noqa: Y015
+    _WhichOneofArgType__tenant_id: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant_id) -> _WhichOneofReturnType__tenant_id | None: ...
+
+Global___NodesServiceDeleteRequest: _TypeAlias = NodesServiceDeleteRequest  # noqa: Y015
+
+@_typing.final
+class NodesServiceMoveRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    POOL_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    pool_id: _builtins.str
+    """needed; empty: out of any"""
+    reason: _builtins.str
+    """needed"""
+    tenant_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        pool_id: _builtins.str | None = ...,
+        reason: _builtins.str = ...,
+        tenant_id: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_pool_id", b"_pool_id", "_tenant_id", b"_tenant_id", "pool_id", b"pool_id", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pool_id", b"_pool_id", "_tenant_id", b"_tenant_id", "node_id", b"node_id", "pool_id", b"pool_id", "reason", b"reason", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__pool_id: _TypeAlias = _typing.Literal["pool_id"]  # noqa: Y015
+    _WhichOneofArgType__pool_id: _TypeAlias = _typing.Literal["_pool_id", b"_pool_id"]  # noqa: Y015
+    _WhichOneofReturnType__tenant_id: _TypeAlias = _typing.Literal["tenant_id"]  # noqa: Y015
+    _WhichOneofArgType__tenant_id: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pool_id) -> _WhichOneofReturnType__pool_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant_id) -> _WhichOneofReturnType__tenant_id | None: ...
+
+Global___NodesServiceMoveRequest: _TypeAlias = NodesServiceMoveRequest  # noqa: Y015
+
+@_typing.final
+class NodesServiceLabelRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    REMOVE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    reason: _builtins.str
+    """needed"""
+    tenant_id: _builtins.str
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """to write"""
+
+    @_builtins.property
+    def remove(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """keys"""
+
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        remove: _abc.Iterable[_builtins.str] | None = ...,
+        reason: _builtins.str = ...,
+        tenant_id: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id", "labels", b"labels", "node_id", b"node_id", "reason", b"reason", "remove", b"remove", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__tenant_id: _TypeAlias = _typing.Literal["tenant_id"]  # noqa: Y015
+    _WhichOneofArgType__tenant_id: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant_id) -> _WhichOneofReturnType__tenant_id | None: ...
+
+Global___NodesServiceLabelRequest: _TypeAlias = NodesServiceLabelRequest  # noqa: Y015
+
+@_typing.final
+class NodesServiceSetTrustRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    TRUST_FIELD_NUMBER: _builtins.int
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    KEEP_CERTIFICATE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    trust: _builtins.str
+    """"platform", "tenant-controlled" """
+    lease_id: _builtins.str
+    """the lease that gives a tenant root"""
+    keep_certificate: _builtins.bool
+    """with "platform": its key never left a TPM"""
+    reason: _builtins.str
+    """needed"""
+    tenant_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        trust: _builtins.str = ...,
+        lease_id: _builtins.str | None = ...,
+        keep_certificate: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+        tenant_id: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_lease_id", b"_lease_id", "_tenant_id", b"_tenant_id", "lease_id", b"lease_id", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lease_id", b"_lease_id", "_tenant_id", b"_tenant_id", "keep_certificate", b"keep_certificate", "lease_id", b"lease_id", "node_id", b"node_id", "reason", b"reason", "tenant_id", b"tenant_id", "trust", b"trust"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__lease_id: _TypeAlias = _typing.Literal["lease_id"]  # noqa: Y015
+    _WhichOneofArgType__lease_id: _TypeAlias = _typing.Literal["_lease_id", b"_lease_id"]  # noqa: Y015
+    _WhichOneofReturnType__tenant_id: _TypeAlias = _typing.Literal["tenant_id"]  # noqa: Y015
+    _WhichOneofArgType__tenant_id: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lease_id) -> _WhichOneofReturnType__lease_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant_id) -> _WhichOneofReturnType__tenant_id | None: ...
+
+Global___NodesServiceSetTrustRequest: _TypeAlias = NodesServiceSetTrustRequest  # noqa: Y015
+
+@_typing.final
+class NodesServiceResolveIdentityRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """the node with the condition"""
+    action: _builtins.str
+    """"keep": this is the machine, the other node is retired. "reject": this one is retired. "distinct": two machines whose
+    firmware lies.
+    """
+    reason: _builtins.str
+    """needed"""
+    tenant_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        action: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        tenant_id: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id", "action", b"action", "node_id", b"node_id", "reason", b"reason", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__tenant_id: _TypeAlias = _typing.Literal["tenant_id"]  # noqa: Y015
+    _WhichOneofArgType__tenant_id: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant_id) -> _WhichOneofReturnType__tenant_id | None: ...
+
+Global___NodesServiceResolveIdentityRequest: _TypeAlias = NodesServiceResolveIdentityRequest  # noqa: Y015
+
+@_typing.final
 class Node(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -160,6 +704,15 @@ class Node(_message.Message):
     CREATED_AT_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     CONDITIONS_FIELD_NUMBER: _builtins.int
+    WOULD_NO_SCHEDULE_FIELD_NUMBER: _builtins.int
+    MAINTENANCE_FIELD_NUMBER: _builtins.int
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    STATUS_SINCE_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
+    ATOMS_FIELD_NUMBER: _builtins.int
+    VERDICTS_FIELD_NUMBER: _builtins.int
+    HARDWARE_KEY_FIELD_NUMBER: _builtins.int
+    HARDWARE_KEY_TRUSTED_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     hostname: _builtins.str
     """as the applied inventory says"""
@@ -182,6 +735,10 @@ class Node(_message.Message):
     boot_id: _builtins.str
     epoch: _builtins.int
     """of its sessions; 0: none yet"""
+    lease_id: _builtins.str
+    """of the tenant who has root on it"""
+    hardware_key: _builtins.str
+    hardware_key_trusted: _builtins.bool
     @_builtins.property
     def last_seen_at(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -203,6 +760,28 @@ class Node(_message.Message):
     @_builtins.property
     def conditions(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeCondition]:
         """sorted by type, device"""
+
+    @_builtins.property
+    def would_no_schedule(self) -> _containers.RepeatedCompositeFieldContainer[Global___NoScheduleReason]:
+        """what would be among the reasons, were the pool's mode "enforce" """
+
+    @_builtins.property
+    def maintenance(self) -> Global___Maintenance:
+        """absent: nobody has it"""
+
+    @_builtins.property
+    def status_since(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def devices(self) -> _containers.RepeatedCompositeFieldContainer[_devices_pb2.Device]:
+        """sorted by index"""
+
+    @_builtins.property
+    def atoms(self) -> _containers.RepeatedCompositeFieldContainer[_devices_pb2.Atom]:
+        """sorted by device, id, generation"""
+
+    @_builtins.property
+    def verdicts(self) -> _containers.RepeatedCompositeFieldContainer[Global___XidVerdict]:
+        """on every XID and SXid of its present boot, sorted by code, device"""
 
     def __init__(
         self,
@@ -228,10 +807,19 @@ class Node(_message.Message):
         created_at: _timestamp_pb2.Timestamp | None = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         conditions: _abc.Iterable[Global___NodeCondition] | None = ...,
+        would_no_schedule: _abc.Iterable[Global___NoScheduleReason] | None = ...,
+        maintenance: Global___Maintenance | None = ...,
+        lease_id: _builtins.str | None = ...,
+        status_since: _timestamp_pb2.Timestamp | None = ...,
+        devices: _abc.Iterable[_devices_pb2.Device] | None = ...,
+        atoms: _abc.Iterable[_devices_pb2.Atom] | None = ...,
+        verdicts: _abc.Iterable[Global___XidVerdict] | None = ...,
+        hardware_key: _builtins.str | None = ...,
+        hardware_key_trusted: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_applied_digest", b"_applied_digest", "_applied_snapshot_id", b"_applied_snapshot_id", "_boot_id", b"_boot_id", "_daemon_version", b"_daemon_version", "_hostname", b"_hostname", "_pool_id", b"_pool_id", "_protocol_version", b"_protocol_version", "applied_digest", b"applied_digest", "applied_snapshot_id", b"applied_snapshot_id", "boot_id", b"boot_id", "collected_at", b"collected_at", "created_at", b"created_at", "daemon_version", b"daemon_version", "hostname", b"hostname", "last_seen_at", b"last_seen_at", "pool_id", b"pool_id", "protocol_version", b"protocol_version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_applied_digest", b"_applied_digest", "_applied_snapshot_id", b"_applied_snapshot_id", "_boot_id", b"_boot_id", "_daemon_version", b"_daemon_version", "_hardware_key", b"_hardware_key", "_hostname", b"_hostname", "_lease_id", b"_lease_id", "_pool_id", b"_pool_id", "_protocol_version", b"_protocol_version", "applied_digest", b"applied_digest", "applied_snapshot_id", b"applied_snapshot_id", "boot_id", b"boot_id", "collected_at", b"collected_at", "created_at", b"created_at", "daemon_version", b"daemon_version", "hardware_key", b"hardware_key", "hostname", b"hostname", "last_seen_at", b"last_seen_at", "lease_id", b"lease_id", "maintenance", b"maintenance", "pool_id", b"pool_id", "protocol_version", b"protocol_version", "status_since", b"status_since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_applied_digest", b"_applied_digest", "_applied_snapshot_id", b"_applied_snapshot_id", "_boot_id", b"_boot_id", "_daemon_version", b"_daemon_version", "_hostname", b"_hostname", "_pool_id", b"_pool_id", "_protocol_version", b"_protocol_version", "applied_digest", b"applied_digest", "applied_snapshot_id", b"applied_snapshot_id", "boot_id", b"boot_id", "collected_at", b"collected_at", "conditions", b"conditions", "connected", b"connected", "created_at", b"created_at", "daemon_version", b"daemon_version", "epoch", b"epoch", "hostname", b"hostname", "id", b"id", "kind", b"kind", "labels", b"labels", "last_seen_at", b"last_seen_at", "missing", b"missing", "no_schedule_reasons", b"no_schedule_reasons", "pool_id", b"pool_id", "protocol_version", b"protocol_version", "status", b"status", "tenant_id", b"tenant_id", "trust", b"trust"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_applied_digest", b"_applied_digest", "_applied_snapshot_id", b"_applied_snapshot_id", "_boot_id", b"_boot_id", "_daemon_version", b"_daemon_version", "_hardware_key", b"_hardware_key", "_hostname", b"_hostname", "_lease_id", b"_lease_id", "_pool_id", b"_pool_id", "_protocol_version", b"_protocol_version", "applied_digest", b"applied_digest", "applied_snapshot_id", b"applied_snapshot_id", "atoms", b"atoms", "boot_id", b"boot_id", "collected_at", b"collected_at", "conditions", b"conditions", "connected", b"connected", "created_at", b"created_at", "daemon_version", b"daemon_version", "devices", b"devices", "epoch", b"epoch", "hardware_key", b"hardware_key", "hardware_key_trusted", b"hardware_key_trusted", "hostname", b"hostname", "id", b"id", "kind", b"kind", "labels", b"labels", "last_seen_at", b"last_seen_at", "lease_id", b"lease_id", "maintenance", b"maintenance", "missing", b"missing", "no_schedule_reasons", b"no_schedule_reasons", "pool_id", b"pool_id", "protocol_version", b"protocol_version", "status", b"status", "status_since", b"status_since", "tenant_id", b"tenant_id", "trust", b"trust", "verdicts", b"verdicts", "would_no_schedule", b"would_no_schedule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__applied_digest: _TypeAlias = _typing.Literal["applied_digest"]  # noqa: Y015
     _WhichOneofArgType__applied_digest: _TypeAlias = _typing.Literal["_applied_digest", b"_applied_digest"]  # noqa: Y015
@@ -241,8 +829,12 @@ class Node(_message.Message):
     _WhichOneofArgType__boot_id: _TypeAlias = _typing.Literal["_boot_id", b"_boot_id"]  # noqa: Y015
     _WhichOneofReturnType__daemon_version: _TypeAlias = _typing.Literal["daemon_version"]  # noqa: Y015
     _WhichOneofArgType__daemon_version: _TypeAlias = _typing.Literal["_daemon_version", b"_daemon_version"]  # noqa: Y015
+    _WhichOneofReturnType__hardware_key: _TypeAlias = _typing.Literal["hardware_key"]  # noqa: Y015
+    _WhichOneofArgType__hardware_key: _TypeAlias = _typing.Literal["_hardware_key", b"_hardware_key"]  # noqa: Y015
     _WhichOneofReturnType__hostname: _TypeAlias = _typing.Literal["hostname"]  # noqa: Y015
     _WhichOneofArgType__hostname: _TypeAlias = _typing.Literal["_hostname", b"_hostname"]  # noqa: Y015
+    _WhichOneofReturnType__lease_id: _TypeAlias = _typing.Literal["lease_id"]  # noqa: Y015
+    _WhichOneofArgType__lease_id: _TypeAlias = _typing.Literal["_lease_id", b"_lease_id"]  # noqa: Y015
     _WhichOneofReturnType__pool_id: _TypeAlias = _typing.Literal["pool_id"]  # noqa: Y015
     _WhichOneofArgType__pool_id: _TypeAlias = _typing.Literal["_pool_id", b"_pool_id"]  # noqa: Y015
     _WhichOneofReturnType__protocol_version: _TypeAlias = _typing.Literal["protocol_version"]  # noqa: Y015
@@ -256,13 +848,49 @@ class Node(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__daemon_version) -> _WhichOneofReturnType__daemon_version | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__hardware_key) -> _WhichOneofReturnType__hardware_key | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__hostname) -> _WhichOneofReturnType__hostname | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lease_id) -> _WhichOneofReturnType__lease_id | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__pool_id) -> _WhichOneofReturnType__pool_id | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__protocol_version) -> _WhichOneofReturnType__protocol_version | None: ...
 
 Global___Node: _TypeAlias = Node  # noqa: Y015
+
+@_typing.final
+class Maintenance(_message.Message):
+    """A person has the node."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BY_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    by: _builtins.str
+    reason: _builtins.str
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def until(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        by: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        since: _timestamp_pb2.Timestamp | None = ...,
+        until: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since", b"since", "until", b"until"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "reason", b"reason", "since", b"since", "until", b"until"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Maintenance: _TypeAlias = Maintenance  # noqa: Y015
 
 @_typing.final
 class NoScheduleReason(_message.Message):
@@ -299,6 +927,8 @@ class NodeCondition(_message.Message):
     DEVICE_ID_FIELD_NUMBER: _builtins.int
     ADVISORY_FIELD_NUMBER: _builtins.int
     SINCE_FIELD_NUMBER: _builtins.int
+    NO_SCHEDULE_FIELD_NUMBER: _builtins.int
+    BUS_ID_FIELD_NUMBER: _builtins.int
     type: _builtins.str
     status: _builtins.str
     """"true", "false", "unknown" """
@@ -307,6 +937,9 @@ class NodeCondition(_message.Message):
     device_id: _builtins.str
     """GPU UUID, or a bus id"""
     advisory: _builtins.bool
+    no_schedule: _builtins.bool
+    """it is a reason not to place on the node, or would be, were the pool's mode "enforce" """
+    bus_id: _builtins.str
     @_builtins.property
     def since(self) -> _timestamp_pb2.Timestamp: ...
     def __init__(
@@ -319,17 +952,23 @@ class NodeCondition(_message.Message):
         device_id: _builtins.str | None = ...,
         advisory: _builtins.bool = ...,
         since: _timestamp_pb2.Timestamp | None = ...,
+        no_schedule: _builtins.bool = ...,
+        bus_id: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_device_id", b"_device_id", "_message", b"_message", "_reason", b"_reason", "device_id", b"device_id", "message", b"message", "reason", b"reason", "since", b"since"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bus_id", b"_bus_id", "_device_id", b"_device_id", "_message", b"_message", "_reason", b"_reason", "bus_id", b"bus_id", "device_id", b"device_id", "message", b"message", "reason", b"reason", "since", b"since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device_id", b"_device_id", "_message", b"_message", "_reason", b"_reason", "advisory", b"advisory", "device_id", b"device_id", "message", b"message", "reason", b"reason", "since", b"since", "status", b"status", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bus_id", b"_bus_id", "_device_id", b"_device_id", "_message", b"_message", "_reason", b"_reason", "advisory", b"advisory", "bus_id", b"bus_id", "device_id", b"device_id", "message", b"message", "no_schedule", b"no_schedule", "reason", b"reason", "since", b"since", "status", b"status", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__bus_id: _TypeAlias = _typing.Literal["bus_id"]  # noqa: Y015
+    _WhichOneofArgType__bus_id: _TypeAlias = _typing.Literal["_bus_id", b"_bus_id"]  # noqa: Y015
     _WhichOneofReturnType__device_id: _TypeAlias = _typing.Literal["device_id"]  # noqa: Y015
     _WhichOneofArgType__device_id: _TypeAlias = _typing.Literal["_device_id", b"_device_id"]  # noqa: Y015
     _WhichOneofReturnType__message: _TypeAlias = _typing.Literal["message"]  # noqa: Y015
     _WhichOneofArgType__message: _TypeAlias = _typing.Literal["_message", b"_message"]  # noqa: Y015
     _WhichOneofReturnType__reason: _TypeAlias = _typing.Literal["reason"]  # noqa: Y015
     _WhichOneofArgType__reason: _TypeAlias = _typing.Literal["_reason", b"_reason"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__bus_id) -> _WhichOneofReturnType__bus_id | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__device_id) -> _WhichOneofReturnType__device_id | None: ...
     @_typing.overload
@@ -338,3 +977,42 @@ class NodeCondition(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__reason) -> _WhichOneofReturnType__reason | None: ...
 
 Global___NodeCondition: _TypeAlias = NodeCondition  # noqa: Y015
+
+@_typing.final
+class XidVerdict(_message.Message):
+    """What an XID of the present boot comes to, and who says so."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    DEVICE_ID_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    code: _builtins.str
+    """"Xid79", "SXid12028" """
+    device_id: _builtins.str
+    """GPU UUID, or an NVSwitch's bus id"""
+    count: _builtins.int
+    policy: _builtins.str
+    """"node", "device"; null: told as an event only"""
+    source: _builtins.str
+    """"pool": the pool's policy.xid; "table": a row of xids.json for it; "severity": its bySeverity; "unknown" """
+    def __init__(
+        self,
+        *,
+        code: _builtins.str = ...,
+        device_id: _builtins.str = ...,
+        count: _builtins.int = ...,
+        policy: _builtins.str | None = ...,
+        source: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_policy", b"_policy", "policy", b"policy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_policy", b"_policy", "code", b"code", "count", b"count", "device_id", b"device_id", "policy", b"policy", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__policy: _TypeAlias = _typing.Literal["policy"]  # noqa: Y015
+    _WhichOneofArgType__policy: _TypeAlias = _typing.Literal["_policy", b"_policy"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__policy) -> _WhichOneofReturnType__policy | None: ...
+
+Global___XidVerdict: _TypeAlias = XidVerdict  # noqa: Y015

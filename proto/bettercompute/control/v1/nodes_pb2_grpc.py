@@ -26,7 +26,10 @@ if _version_not_supported:
 
 
 class NodesServiceStub(object):
-    """The nodes that have reported.
+    """The nodes that have reported: what they are, why nothing is placed on them, and what an operator may do.
+
+    What changes a node takes a `reason` for the audit, and answers the node as it is then. It is refused with
+    FAILED_PRECONDITION where the node's state does not allow it.
     """
 
     def __init__(self, channel):
@@ -45,14 +48,62 @@ class NodesServiceStub(object):
                 request_serializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceGetRequest.SerializeToString,
                 response_deserializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.Node.FromString,
                 _registered_method=True)
+        self.Why = channel.unary_unary(
+                '/bettercompute.control.v1.NodesService/Why',
+                request_serializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceWhyRequest.SerializeToString,
+                response_deserializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceWhyResponse.FromString,
+                _registered_method=True)
+        self.Adopt = channel.unary_unary(
+                '/bettercompute.control.v1.NodesService/Adopt',
+                request_serializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceAdoptRequest.SerializeToString,
+                response_deserializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.Node.FromString,
+                _registered_method=True)
+        self.Maintenance = channel.unary_unary(
+                '/bettercompute.control.v1.NodesService/Maintenance',
+                request_serializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceMaintenanceRequest.SerializeToString,
+                response_deserializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.Node.FromString,
+                _registered_method=True)
+        self.Retire = channel.unary_unary(
+                '/bettercompute.control.v1.NodesService/Retire',
+                request_serializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceRetireRequest.SerializeToString,
+                response_deserializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.Node.FromString,
+                _registered_method=True)
+        self.Delete = channel.unary_unary(
+                '/bettercompute.control.v1.NodesService/Delete',
+                request_serializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceDeleteRequest.SerializeToString,
+                response_deserializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.Node.FromString,
+                _registered_method=True)
+        self.Move = channel.unary_unary(
+                '/bettercompute.control.v1.NodesService/Move',
+                request_serializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceMoveRequest.SerializeToString,
+                response_deserializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.Node.FromString,
+                _registered_method=True)
+        self.Label = channel.unary_unary(
+                '/bettercompute.control.v1.NodesService/Label',
+                request_serializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceLabelRequest.SerializeToString,
+                response_deserializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.Node.FromString,
+                _registered_method=True)
+        self.SetTrust = channel.unary_unary(
+                '/bettercompute.control.v1.NodesService/SetTrust',
+                request_serializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceSetTrustRequest.SerializeToString,
+                response_deserializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.Node.FromString,
+                _registered_method=True)
+        self.ResolveIdentity = channel.unary_unary(
+                '/bettercompute.control.v1.NodesService/ResolveIdentity',
+                request_serializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceResolveIdentityRequest.SerializeToString,
+                response_deserializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.Node.FromString,
+                _registered_method=True)
 
 
 class NodesServiceServicer(object):
-    """The nodes that have reported.
+    """The nodes that have reported: what they are, why nothing is placed on them, and what an operator may do.
+
+    What changes a node takes a `reason` for the audit, and answers the node as it is then. It is refused with
+    FAILED_PRECONDITION where the node's state does not allow it.
     """
 
     def List(self, request, context):
-        """Nodes in the order of their ids.
+        """Nodes in the order of their ids; tombstones ("deleted") only where `status` asks for them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -60,8 +111,69 @@ class NodesServiceServicer(object):
 
     def Get(self, request, context):
         """One node, as it is in the list.
-        (No response of its own: a node reads the same in both answers.)
-        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Why(self, request, context):
+        """Why a node or one of its GPUs is not bookable: by what, since when, and what would end it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Adopt(self, request, context):
+        """Back to "adopting": its pool's checks run again. Ends a maintenance.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Maintenance(self, request, context):
+        """A person has it: nothing is placed on it until nodes.adopt.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Retire(self, request, context):
+        """Out for good: refused while a booking is live. Its devices are let go, its history is kept.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Delete(self, request, context):
+        """Leaves a tombstone of a retired node.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Move(self, request, context):
+        """Into another pool, or out of any; the node is planned again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Label(self, request, context):
+        """Writes and removes labels of source operator. A key that the inventory or the system holds is refused.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetTrust(self, request, context):
+        """Says whether a tenant has root on the node.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResolveIdentity(self, request, context):
+        """Ends a DuplicateIdentity.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -80,6 +192,51 @@ def add_NodesServiceServicer_to_server(servicer, server):
                     request_deserializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceGetRequest.FromString,
                     response_serializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.Node.SerializeToString,
             ),
+            'Why': grpc.unary_unary_rpc_method_handler(
+                    servicer.Why,
+                    request_deserializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceWhyRequest.FromString,
+                    response_serializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceWhyResponse.SerializeToString,
+            ),
+            'Adopt': grpc.unary_unary_rpc_method_handler(
+                    servicer.Adopt,
+                    request_deserializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceAdoptRequest.FromString,
+                    response_serializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.Node.SerializeToString,
+            ),
+            'Maintenance': grpc.unary_unary_rpc_method_handler(
+                    servicer.Maintenance,
+                    request_deserializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceMaintenanceRequest.FromString,
+                    response_serializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.Node.SerializeToString,
+            ),
+            'Retire': grpc.unary_unary_rpc_method_handler(
+                    servicer.Retire,
+                    request_deserializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceRetireRequest.FromString,
+                    response_serializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.Node.SerializeToString,
+            ),
+            'Delete': grpc.unary_unary_rpc_method_handler(
+                    servicer.Delete,
+                    request_deserializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceDeleteRequest.FromString,
+                    response_serializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.Node.SerializeToString,
+            ),
+            'Move': grpc.unary_unary_rpc_method_handler(
+                    servicer.Move,
+                    request_deserializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceMoveRequest.FromString,
+                    response_serializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.Node.SerializeToString,
+            ),
+            'Label': grpc.unary_unary_rpc_method_handler(
+                    servicer.Label,
+                    request_deserializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceLabelRequest.FromString,
+                    response_serializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.Node.SerializeToString,
+            ),
+            'SetTrust': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetTrust,
+                    request_deserializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceSetTrustRequest.FromString,
+                    response_serializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.Node.SerializeToString,
+            ),
+            'ResolveIdentity': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResolveIdentity,
+                    request_deserializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceResolveIdentityRequest.FromString,
+                    response_serializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.Node.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'bettercompute.control.v1.NodesService', rpc_method_handlers)
@@ -89,7 +246,10 @@ def add_NodesServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class NodesService(object):
-    """The nodes that have reported.
+    """The nodes that have reported: what they are, why nothing is placed on them, and what an operator may do.
+
+    What changes a node takes a `reason` for the audit, and answers the node as it is then. It is refused with
+    FAILED_PRECONDITION where the node's state does not allow it.
     """
 
     @staticmethod
@@ -135,6 +295,249 @@ class NodesService(object):
             target,
             '/bettercompute.control.v1.NodesService/Get',
             bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceGetRequest.SerializeToString,
+            bettercompute_dot_control_dot_v1_dot_nodes__pb2.Node.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Why(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bettercompute.control.v1.NodesService/Why',
+            bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceWhyRequest.SerializeToString,
+            bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceWhyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Adopt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bettercompute.control.v1.NodesService/Adopt',
+            bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceAdoptRequest.SerializeToString,
+            bettercompute_dot_control_dot_v1_dot_nodes__pb2.Node.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Maintenance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bettercompute.control.v1.NodesService/Maintenance',
+            bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceMaintenanceRequest.SerializeToString,
+            bettercompute_dot_control_dot_v1_dot_nodes__pb2.Node.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Retire(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bettercompute.control.v1.NodesService/Retire',
+            bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceRetireRequest.SerializeToString,
+            bettercompute_dot_control_dot_v1_dot_nodes__pb2.Node.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Delete(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bettercompute.control.v1.NodesService/Delete',
+            bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceDeleteRequest.SerializeToString,
+            bettercompute_dot_control_dot_v1_dot_nodes__pb2.Node.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Move(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bettercompute.control.v1.NodesService/Move',
+            bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceMoveRequest.SerializeToString,
+            bettercompute_dot_control_dot_v1_dot_nodes__pb2.Node.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Label(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bettercompute.control.v1.NodesService/Label',
+            bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceLabelRequest.SerializeToString,
+            bettercompute_dot_control_dot_v1_dot_nodes__pb2.Node.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetTrust(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bettercompute.control.v1.NodesService/SetTrust',
+            bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceSetTrustRequest.SerializeToString,
+            bettercompute_dot_control_dot_v1_dot_nodes__pb2.Node.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResolveIdentity(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bettercompute.control.v1.NodesService/ResolveIdentity',
+            bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceResolveIdentityRequest.SerializeToString,
             bettercompute_dot_control_dot_v1_dot_nodes__pb2.Node.FromString,
             options,
             channel_credentials,

@@ -27,35 +27,77 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class NodesServiceStub:
-    """The nodes that have reported."""
+    """The nodes that have reported: what they are, why nothing is placed on them, and what an operator may do.
+
+    What changes a node takes a `reason` for the audit, and answers the node as it is then. It is refused with
+    FAILED_PRECONDITION where the node's state does not allow it.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> NodesServiceAsyncStub: ...
     List: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.NodesServiceListRequest, _nodes_pb2.NodesServiceListResponse]
-    """Nodes in the order of their ids."""
+    """Nodes in the order of their ids; tombstones ("deleted") only where `status` asks for them."""
     Get: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.NodesServiceGetRequest, _nodes_pb2.Node]
-    """One node, as it is in the list.
-    (No response of its own: a node reads the same in both answers.)
-    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
-    """
+    """One node, as it is in the list."""
+    Why: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.NodesServiceWhyRequest, _nodes_pb2.NodesServiceWhyResponse]
+    """Why a node or one of its GPUs is not bookable: by what, since when, and what would end it."""
+    Adopt: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.NodesServiceAdoptRequest, _nodes_pb2.Node]
+    """Back to "adopting": its pool's checks run again. Ends a maintenance."""
+    Maintenance: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.NodesServiceMaintenanceRequest, _nodes_pb2.Node]
+    """A person has it: nothing is placed on it until nodes.adopt."""
+    Retire: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.NodesServiceRetireRequest, _nodes_pb2.Node]
+    """Out for good: refused while a booking is live. Its devices are let go, its history is kept."""
+    Delete: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.NodesServiceDeleteRequest, _nodes_pb2.Node]
+    """Leaves a tombstone of a retired node."""
+    Move: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.NodesServiceMoveRequest, _nodes_pb2.Node]
+    """Into another pool, or out of any; the node is planned again."""
+    Label: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.NodesServiceLabelRequest, _nodes_pb2.Node]
+    """Writes and removes labels of source operator. A key that the inventory or the system holds is refused."""
+    SetTrust: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.NodesServiceSetTrustRequest, _nodes_pb2.Node]
+    """Says whether a tenant has root on the node."""
+    ResolveIdentity: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.NodesServiceResolveIdentityRequest, _nodes_pb2.Node]
+    """Ends a DuplicateIdentity."""
 
 @_typing.type_check_only
 class NodesServiceAsyncStub(NodesServiceStub):
-    """The nodes that have reported."""
+    """The nodes that have reported: what they are, why nothing is placed on them, and what an operator may do.
+
+    What changes a node takes a `reason` for the audit, and answers the node as it is then. It is refused with
+    FAILED_PRECONDITION where the node's state does not allow it.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     List: _aio.UnaryUnaryMultiCallable[_nodes_pb2.NodesServiceListRequest, _nodes_pb2.NodesServiceListResponse]  # type: ignore[assignment]
-    """Nodes in the order of their ids."""
+    """Nodes in the order of their ids; tombstones ("deleted") only where `status` asks for them."""
     Get: _aio.UnaryUnaryMultiCallable[_nodes_pb2.NodesServiceGetRequest, _nodes_pb2.Node]  # type: ignore[assignment]
-    """One node, as it is in the list.
-    (No response of its own: a node reads the same in both answers.)
-    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
-    """
+    """One node, as it is in the list."""
+    Why: _aio.UnaryUnaryMultiCallable[_nodes_pb2.NodesServiceWhyRequest, _nodes_pb2.NodesServiceWhyResponse]  # type: ignore[assignment]
+    """Why a node or one of its GPUs is not bookable: by what, since when, and what would end it."""
+    Adopt: _aio.UnaryUnaryMultiCallable[_nodes_pb2.NodesServiceAdoptRequest, _nodes_pb2.Node]  # type: ignore[assignment]
+    """Back to "adopting": its pool's checks run again. Ends a maintenance."""
+    Maintenance: _aio.UnaryUnaryMultiCallable[_nodes_pb2.NodesServiceMaintenanceRequest, _nodes_pb2.Node]  # type: ignore[assignment]
+    """A person has it: nothing is placed on it until nodes.adopt."""
+    Retire: _aio.UnaryUnaryMultiCallable[_nodes_pb2.NodesServiceRetireRequest, _nodes_pb2.Node]  # type: ignore[assignment]
+    """Out for good: refused while a booking is live. Its devices are let go, its history is kept."""
+    Delete: _aio.UnaryUnaryMultiCallable[_nodes_pb2.NodesServiceDeleteRequest, _nodes_pb2.Node]  # type: ignore[assignment]
+    """Leaves a tombstone of a retired node."""
+    Move: _aio.UnaryUnaryMultiCallable[_nodes_pb2.NodesServiceMoveRequest, _nodes_pb2.Node]  # type: ignore[assignment]
+    """Into another pool, or out of any; the node is planned again."""
+    Label: _aio.UnaryUnaryMultiCallable[_nodes_pb2.NodesServiceLabelRequest, _nodes_pb2.Node]  # type: ignore[assignment]
+    """Writes and removes labels of source operator. A key that the inventory or the system holds is refused."""
+    SetTrust: _aio.UnaryUnaryMultiCallable[_nodes_pb2.NodesServiceSetTrustRequest, _nodes_pb2.Node]  # type: ignore[assignment]
+    """Says whether a tenant has root on the node."""
+    ResolveIdentity: _aio.UnaryUnaryMultiCallable[_nodes_pb2.NodesServiceResolveIdentityRequest, _nodes_pb2.Node]  # type: ignore[assignment]
+    """Ends a DuplicateIdentity."""
 
 class NodesServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The nodes that have reported."""
+    """The nodes that have reported: what they are, why nothing is placed on them, and what an operator may do.
+
+    What changes a node takes a `reason` for the audit, and answers the node as it is then. It is refused with
+    FAILED_PRECONDITION where the node's state does not allow it.
+    """
 
     @_abc_1.abstractmethod
     def List(
@@ -63,7 +105,7 @@ class NodesServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _nodes_pb2.NodesServiceListRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_nodes_pb2.NodesServiceListResponse, _abc.Awaitable[_nodes_pb2.NodesServiceListResponse]]:
-        """Nodes in the order of their ids."""
+        """Nodes in the order of their ids; tombstones ("deleted") only where `status` asks for them."""
 
     @_abc_1.abstractmethod
     def Get(
@@ -71,9 +113,78 @@ class NodesServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _nodes_pb2.NodesServiceGetRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_nodes_pb2.Node, _abc.Awaitable[_nodes_pb2.Node]]:
-        """One node, as it is in the list.
-        (No response of its own: a node reads the same in both answers.)
-        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
-        """
+        """One node, as it is in the list."""
+
+    @_abc_1.abstractmethod
+    def Why(
+        self,
+        request: _nodes_pb2.NodesServiceWhyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_nodes_pb2.NodesServiceWhyResponse, _abc.Awaitable[_nodes_pb2.NodesServiceWhyResponse]]:
+        """Why a node or one of its GPUs is not bookable: by what, since when, and what would end it."""
+
+    @_abc_1.abstractmethod
+    def Adopt(
+        self,
+        request: _nodes_pb2.NodesServiceAdoptRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_nodes_pb2.Node, _abc.Awaitable[_nodes_pb2.Node]]:
+        """Back to "adopting": its pool's checks run again. Ends a maintenance."""
+
+    @_abc_1.abstractmethod
+    def Maintenance(
+        self,
+        request: _nodes_pb2.NodesServiceMaintenanceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_nodes_pb2.Node, _abc.Awaitable[_nodes_pb2.Node]]:
+        """A person has it: nothing is placed on it until nodes.adopt."""
+
+    @_abc_1.abstractmethod
+    def Retire(
+        self,
+        request: _nodes_pb2.NodesServiceRetireRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_nodes_pb2.Node, _abc.Awaitable[_nodes_pb2.Node]]:
+        """Out for good: refused while a booking is live. Its devices are let go, its history is kept."""
+
+    @_abc_1.abstractmethod
+    def Delete(
+        self,
+        request: _nodes_pb2.NodesServiceDeleteRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_nodes_pb2.Node, _abc.Awaitable[_nodes_pb2.Node]]:
+        """Leaves a tombstone of a retired node."""
+
+    @_abc_1.abstractmethod
+    def Move(
+        self,
+        request: _nodes_pb2.NodesServiceMoveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_nodes_pb2.Node, _abc.Awaitable[_nodes_pb2.Node]]:
+        """Into another pool, or out of any; the node is planned again."""
+
+    @_abc_1.abstractmethod
+    def Label(
+        self,
+        request: _nodes_pb2.NodesServiceLabelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_nodes_pb2.Node, _abc.Awaitable[_nodes_pb2.Node]]:
+        """Writes and removes labels of source operator. A key that the inventory or the system holds is refused."""
+
+    @_abc_1.abstractmethod
+    def SetTrust(
+        self,
+        request: _nodes_pb2.NodesServiceSetTrustRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_nodes_pb2.Node, _abc.Awaitable[_nodes_pb2.Node]]:
+        """Says whether a tenant has root on the node."""
+
+    @_abc_1.abstractmethod
+    def ResolveIdentity(
+        self,
+        request: _nodes_pb2.NodesServiceResolveIdentityRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_nodes_pb2.Node, _abc.Awaitable[_nodes_pb2.Node]]:
+        """Ends a DuplicateIdentity."""
 
 def add_NodesServiceServicer_to_server(servicer: NodesServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
