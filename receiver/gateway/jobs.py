@@ -13,12 +13,13 @@ from receiver.apply import command, inventory, session, status
 from receiver.gateway import machine as act
 from receiver.gateway import messages as m
 from receiver.gateway.registry import Registry, Stream, superseded
-from receiver.store.database import Connection, Pool
+from receiver.store.database import LOST_RACE, Connection, Pool, transact
 from receiver.values import STATUS_HANDLERS, HelloFacts
 
 T = TypeVar("T")
-# The database is away, or cannot do it now: restarted, full, read-only (an InternalError), a lock that does not come.
-NO_ANSWER = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError)
+# The database is away, or cannot do it now: restarted, full, read-only (an InternalError), a lock that does not come, or
+# one race after the other was lost.
+NO_ANSWER = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError, *LOST_RACE)
 PATIENT = 10.0  # seconds for a connection
 IMPATIENT = 0.1  # and while there was none the last time: streams must not wait in a queue behind each other
 WARN_EVERY = 30.0  # seconds
@@ -59,13 +60,12 @@ class Jobs:
         return event
 
     async def transaction(self, work: Callable[[Connection], T]) -> T:
-        """Runs `work` in a transaction, in a thread."""
+        """Runs `work` in a transaction, in a thread; again where it loses a race."""
         return await asyncio.get_running_loop().run_in_executor(self.threads, self._within, work)
 
     def _within(self, work: Callable[[Connection], T]) -> T:
         try:
-            with self.pool.connection(timeout=IMPATIENT if self.away else PATIENT) as connection:
-                answer = work(connection)
+            answer = transact(self.pool, work, IMPATIENT if self.away else PATIENT)
         except NO_ANSWER as error:
             self.away = isinstance(error, PoolTimeout)
             self._warn(error)

@@ -4,14 +4,15 @@ A URL is what libpq takes (`postgresql://user@host/name`, `postgresql:///name?ho
 Every way in which a database cannot be used is a DatabaseError that says what to do.
 """
 
+import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
-from psycopg import sql
+from psycopg import errors, sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import ConnectionPool
 from sqlalchemy import Engine, create_engine
@@ -19,12 +20,17 @@ from sqlalchemy.pool import NullPool
 
 from receiver.errors import DatabaseError
 
+T = TypeVar("T")
 Connection = psycopg.Connection[tuple[Any, ...]]
 Pool = ConnectionPool[Connection]
+LOG = logging.getLogger("receiver.store")
 
 OLDEST_SERVER = 150000  # as libpq numbers them: 15.0
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _MIGRATION_LOCK = 0x62635F6D  # advisory: two receivers that migrate at once take turns
+# Another transaction was first: a row is there meanwhile, or Postgres ended one of two that waited for each other.
+LOST_RACE = (errors.UniqueViolation, errors.SerializationFailure, errors.DeadlockDetected)
+AGAIN = 3  # times that a transaction which lost a race is run again
 _CONNECT_SECONDS = 10
 _RECONNECT_SECONDS = 5.0
 # What a connection is opened with where the URL does not say otherwise: a server that is gone without a word is noticed.
@@ -169,3 +175,20 @@ def open_pool(url: str, size: int = 8, name: str = "receiver") -> Pool:
         timeout=_CONNECT_SECONDS,
         reconnect_timeout=_RECONNECT_SECONDS,
     )
+
+
+def transact(pool: Pool, work: Callable[[Connection], T], timeout: float = _CONNECT_SECONDS) -> T:
+    """Runs `work` in a transaction and commits it; one that loses a race is run again, on what the winner left.
+
+    `work` may run several times, so it changes nothing but the database. `timeout`: seconds to wait for a connection.
+    Raises what `work` and the database raise; of LOST_RACE after AGAIN times more.
+    """
+    for left in range(AGAIN, -1, -1):
+        try:
+            with pool.connection(timeout=timeout) as connection:
+                return work(connection)
+        except LOST_RACE as error:
+            if not left:
+                raise
+            LOG.info("a transaction lost a race", extra={"reason": " ".join(str(error).split()), "left": left})
+    raise AssertionError("the last one returns or raises")

@@ -100,3 +100,79 @@ def test_a_silent_server_is_noticed_unless_the_url_says_otherwise() -> None:
     assert db._alive("postgresql://h/n")["keepalives_idle"] == 10
     assert "keepalives_idle" not in db._alive("postgresql://h/n?keepalives_idle=60")
     assert "connect_timeout" not in db._alive("host=h connect_timeout=1")
+
+
+LOSSES = [psycopg.errors.UniqueViolation, psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_transaction_that_loses_a_race_is_run_again_on_what_the_winner_left(database: str, loss: type[psycopg.Error]) -> None:
+    tries = []
+    insert = "INSERT INTO nodes (id, tenant_id) VALUES (%s, 'default')"
+
+    def work(tx: db.Connection) -> list[str]:
+        tries.append(tx)
+        there = [str(row[0]) for row in tx.execute("SELECT id FROM nodes")]
+        tx.execute(insert, [f"node_{len(tries)}"])
+        if len(tries) == 1:
+            with psycopg.connect(database) as winner:
+                winner.execute(insert, ["node_winner"])
+            raise loss("somebody else was first")
+        return there
+
+    with db.open_pool(database, size=1) as pool:
+        assert db.transact(pool, work) == ["node_winner"], "nothing of the first try is left"
+        assert len(tries) == 2
+        with pool.connection() as tx:
+            assert tx.execute("SELECT count(*) FROM nodes").fetchone() == (2,)
+
+
+def test_a_race_is_lost_for_good_after_three_more_tries(database: str) -> None:
+    tries = []
+
+    def work(tx: db.Connection) -> None:
+        tries.append(tx)
+        raise psycopg.errors.SerializationFailure("again")
+
+    with db.open_pool(database, size=1) as pool, pytest.raises(psycopg.errors.SerializationFailure):
+        db.transact(pool, work)
+    assert len(tries) == 1 + 3
+
+
+def test_what_is_no_lost_race_is_not_run_again(database: str) -> None:
+    tries = []
+
+    def work(tx: db.Connection) -> None:
+        tries.append(tx)
+        raise LookupError("no node")
+
+    with db.open_pool(database, size=1) as pool, pytest.raises(LookupError):
+        db.transact(pool, work)
+    assert len(tries) == 1
+
+
+def test_two_transactions_that_wait_for_each_other_both_end_well(database: str) -> None:
+    with psycopg.connect(database) as tx:
+        tx.execute("INSERT INTO nodes (id, tenant_id) VALUES ('node_a', 'default'), ('node_b', 'default')")
+    both = threading.Barrier(2)
+    tries: list[str] = []
+
+    def change(pool: db.Pool, first: str, second: str) -> None:
+        def work(tx: db.Connection) -> None:
+            tries.append(first)
+            tx.execute("UPDATE nodes SET plan_rev = plan_rev + 1 WHERE id = %s", [first])
+            if len(tries) <= 2:
+                both.wait(10)
+            tx.execute("UPDATE nodes SET plan_rev = plan_rev + 1 WHERE id = %s", [second])
+
+        db.transact(pool, work)
+
+    with db.open_pool(database, size=2) as pool:
+        threads = [threading.Thread(target=change, args=(pool, *order)) for order in (("node_a", "node_b"), ("node_b", "node_a"))]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        with pool.connection() as tx:
+            assert tx.execute("SELECT id, plan_rev FROM nodes ORDER BY id").fetchall() == [("node_a", 2), ("node_b", 2)]
+    assert len(tries) == 3
