@@ -20,3 +20,23 @@ class DatabaseError(ReceiverError):
 
 class EmbeddedError(DatabaseError):
     """The embedded Postgres cannot be started: no binaries, another receiver has the directory, initdb failed."""
+
+
+class Refusal(Exception):
+    """What a caller of the API asked for and does not get. `str()` is for a person: it names the key, the thing, or the state."""
+
+
+class NotFound(Refusal):
+    """There is no such thing, or not in the caller's tenant."""
+
+
+class Invalid(Refusal):
+    """A request that cannot be answered as it stands."""
+
+
+class OverLimit(Invalid):
+    """More than a limit allows."""
+
+
+class Refused(Refusal):
+    """The present state does not allow the act: a live booking, a finding that still stands, another status."""

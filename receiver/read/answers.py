@@ -13,10 +13,10 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from sqlalchemy import Row
 from sqlalchemy.engine import Connection
 
+from receiver.errors import Invalid
 from receiver.planning.diff import COMPARED, diff
 from receiver.planning.inventory import changed_sections
 from receiver.read import queries
-from receiver.read.queries import Invalid
 from receiver.read.tokens import Scope
 from receiver.values import NODE_STATUSES, Change, Json
 

@@ -15,8 +15,8 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DataError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from receiver.errors import Invalid, NotFound, OverLimit
 from receiver.read import answers, queries
-from receiver.read.queries import Invalid, NotFound
 from receiver.read.tokens import Forbidden, Scope, scope
 
 Answer = Callable[[Connection, Scope, Any], Message]
@@ -100,7 +100,7 @@ class Api:
             return await asyncio.get_running_loop().run_in_executor(self.threads, self._within, work)
         except tuple(REFUSALS) as error:
             code = next(code for kind, code in REFUSALS.items() if isinstance(error, kind))
-            if isinstance(error, queries.OverLimit):
+            if isinstance(error, OverLimit):
                 self.over_page()
             ours = code == grpc.StatusCode.UNAVAILABLE
             await context.abort(code, "the database does not answer" if ours else " ".join(str(error).split("\n")[0].split()))

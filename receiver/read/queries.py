@@ -12,6 +12,7 @@ from bettercompute.contract.ids import is_id
 from sqlalchemy import ColumnElement, Engine, Row, Select, Table, and_, create_engine, func, literal_column, select, tuple_
 from sqlalchemy.engine import Connection
 
+from receiver.errors import Invalid, NotFound, OverLimit
 from receiver.read.tokens import ALL, Scope
 from receiver.store.database import dial
 from receiver.store.schema import (
@@ -29,18 +30,6 @@ ONLINE = timedelta(minutes=5)  # ten status intervals
 _NUMBER = re.compile(r"[0-9]{1,18}")
 # A transaction below this horizon has ended: nothing can appear behind a cursor that stays below it.
 HORIZON: ColumnElement[int] = literal_column("pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
-
-
-class NotFound(Exception):
-    """There is no such thing, or not in the caller's tenant. `str()` says what was looked for."""
-
-
-class Invalid(Exception):
-    """A request that cannot be answered as it stands. `str()` names the key."""
-
-
-class OverLimit(Invalid):
-    """More than a page holds."""
 
 
 def open_engine(url: str, size: int) -> Engine:
