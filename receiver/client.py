@@ -1,5 +1,5 @@
 """`better-compute api METHOD key=value ...`: asks the receiver, prints the answer. Part of the base install: grpc, and rich or
-yaml only when they are needed."""
+yaml only when they are needed. `better-compute gpu-name` asks nobody: client_names.py."""
 
 import argparse
 import os
@@ -28,12 +28,20 @@ examples:
   better-compute api inventory.get nodeId=node_01jd... --format json
   better-compute api inventory.diff nodeId=node_01jd... from=inv_01jd...
 
+without a receiver:
+  better-compute gpu-name "NVIDIA H100 80GB HBM3"     how a GPU is named here; see its --help
+
 methods and their keys:
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; answers the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] == "gpu-name":
+        from receiver import client_names
+
+        return client_names.main(argv[1:])
     arguments = _parser().parse_intermixed_args(argv)
     try:
         method = find(arguments.method)
@@ -99,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=HELP + keys,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("command", choices=["api"], help="the one command there is")
+    parser.add_argument("command", choices=["api"], help="ask the receiver")
     parser.add_argument("method", metavar="METHOD", help="what to ask, such as inventory.get")
     parser.add_argument("pairs", metavar="key=value", nargs="*", help="the method's keys; a list is a,b,c")
     parser.add_argument(
