@@ -10,8 +10,8 @@ import psycopg
 from psycopg_pool import PoolTimeout
 
 from receiver.apply import command, inventory, session, status
-from receiver.gateway import machine as act
 from receiver.gateway import messages as m
+from receiver.gateway import work
 from receiver.gateway.registry import Registry, Stream, superseded
 from receiver.store.database import LOST_RACE, Connection, Pool, transact
 from receiver.values import STATUS_HANDLERS, HelloFacts
@@ -48,24 +48,24 @@ class Jobs:
         self.away = False  # there was no connection the last time
         self.failures, self.warned = 0, -WARN_EVERY
 
-    async def do(self, stream: Stream, job: act.Job) -> object | None:
+    async def do(self, stream: Stream, job: work.Job) -> object | None:
         """Does a job; the event that answers it, or None. What the database refuses is the event Failed."""
         try:
             event: object | None = await JOBS[type(job)](self, stream, job)
         except NO_ANSWER as error:
-            wait = act.RETRY * (1 + self.registry.jitter())  # not everybody at once
-            return act.Failed(job, f"the database does not answer: {_line(error)}", True, wait)
+            wait = work.RETRY * (1 + self.registry.jitter())  # not everybody at once
+            return work.Failed(job, f"the database does not answer: {_line(error)}", True, wait)
         except psycopg.DataError as error:  # the wire has values that Postgres has not
-            return act.Failed(job, f"not storable: {_line(error)}", ours=False)
+            return work.Failed(job, f"not storable: {_line(error)}", ours=False)
         return event
 
-    async def transaction(self, work: Callable[[Connection], T]) -> T:
-        """Runs `work` in a transaction, in a thread; again where it loses a race."""
-        return await asyncio.get_running_loop().run_in_executor(self.threads, self._within, work)
+    async def transaction(self, do: Callable[[Connection], T]) -> T:
+        """Runs `do` in a transaction, in a thread; again where it loses a race."""
+        return await asyncio.get_running_loop().run_in_executor(self.threads, self._within, do)
 
-    def _within(self, work: Callable[[Connection], T]) -> T:
+    def _within(self, do: Callable[[Connection], T]) -> T:
         try:
-            answer = transact(self.pool, work, IMPATIENT if self.away else PATIENT)
+            answer = transact(self.pool, do, IMPATIENT if self.away else PATIENT)
         except NO_ANSWER as error:
             self.away = isinstance(error, PoolTimeout)
             self._warn(error)
@@ -95,19 +95,19 @@ class Jobs:
             self.receiver_id,
         )
 
-    async def begin(self, stream: Stream, job: act.Begin) -> act.Begun:
+    async def begin(self, stream: Stream, job: work.Begin) -> work.Begun:
         """Takes the next epoch; an older stream of the node ends."""
         facts = self._facts(job.hello)
         start = await self.transaction(lambda tx: session.hello(tx, stream.node_id, facts))
         self.registry.begun(stream, start.epoch, start.plan_rev)
-        return act.Begun(start)
+        return work.Begun(start)
 
-    async def rewrite(self, stream: Stream, job: act.Rewrite) -> None:
+    async def rewrite(self, stream: Stream, job: work.Rewrite) -> None:
         """Writes drivers and capabilities that changed."""
         facts = self._facts(job.hello)
         await self.transaction(lambda tx: session.hello_again(tx, stream.node_id, stream.epoch, facts))
 
-    async def judge(self, stream: Stream, job: act.Judge) -> None:
+    async def judge(self, stream: Stream, job: work.Judge) -> None:
         """Notes the node as seen; records the report when it is news."""
         self.registry.seen[stream.node_id] = stream.epoch
         if not stream.is_news(job.status):
@@ -122,15 +122,15 @@ class Jobs:
         else:
             stream.tell(superseded(None))
 
-    async def find_wanted(self, stream: Stream, job: act.FindWanted) -> act.Wanted:
+    async def find_wanted(self, stream: Stream, job: work.FindWanted) -> work.Wanted:
         """Asks which sections' bytes the node's tenant has not sent."""
         names = await self.transaction(lambda tx: inventory.wanted(tx, stream.node_id, job.offer))
-        return act.Wanted(job.offer, tuple(names))
+        return work.Wanted(job.offer, tuple(names))
 
-    async def apply(self, stream: Stream, job: act.Apply) -> act.Ended | None:
+    async def apply(self, stream: Stream, job: work.Apply) -> work.Ended | None:
         """Applies an offer, unless another session has the node by now: that one has offered what is newer."""
         try:
-            return act.Ended(
+            return work.Ended(
                 await self.transaction(
                     lambda tx: inventory.apply_inventory(tx, stream.node_id, job.offer, job.bodies, stream.epoch)
                 )
@@ -139,18 +139,18 @@ class Jobs:
             stream.tell(superseded(None))
             return None
 
-    async def find_commands(self, stream: Stream, job: act.FindCommands) -> act.Due:
+    async def find_commands(self, stream: Stream, job: work.FindCommands) -> work.Due:
         """Asks what is to be sent to this session, and notes it as sent."""
         found = await self.transaction(lambda tx: command.due(tx, stream.node_id, stream.epoch, sorted(stream.sent)))
         stream.sent.update(one.id for one in found)
-        return act.Due(tuple(found))
+        return work.Due(tuple(found))
 
-    async def store(self, stream: Stream, job: act.Store) -> act.Stored:
+    async def store(self, stream: Stream, job: work.Store) -> work.Stored:
         """Stores how a command ended."""
         if not await self.transaction(lambda tx: command.record_result(tx, stream.node_id, job.result)):
             LOG.warning("result of an unknown command", extra={"node": stream.node_id, "command": job.result.id[:64]})
         stream.sent.discard(job.result.id)
-        return act.Stored(job.result.id)
+        return work.Stored(job.result.id)
 
     async def look_for_commands(self) -> None:
         """Notifications may have been missed: has the streams look whose node has a command that they were not sent."""
@@ -177,13 +177,13 @@ class Jobs:
 
 
 JOBS: dict[type, Callable[[Jobs, Stream, Any], Any]] = {
-    act.Begin: Jobs.begin,
-    act.Rewrite: Jobs.rewrite,
-    act.Judge: Jobs.judge,
-    act.FindWanted: Jobs.find_wanted,
-    act.Apply: Jobs.apply,
-    act.FindCommands: Jobs.find_commands,
-    act.Store: Jobs.store,
+    work.Begin: Jobs.begin,
+    work.Rewrite: Jobs.rewrite,
+    work.Judge: Jobs.judge,
+    work.FindWanted: Jobs.find_wanted,
+    work.Apply: Jobs.apply,
+    work.FindCommands: Jobs.find_commands,
+    work.Store: Jobs.store,
 }
 
 

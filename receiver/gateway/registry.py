@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from receiver.gateway import limits
 from receiver.gateway import messages as m
 from receiver.gateway.limits import Bucket, Counts, Limit, NodeLimits, OverLimit
-from receiver.gateway.machine import Leave
+from receiver.gateway.work import Leave
 from receiver.values import Status
 
 LOG = logging.getLogger("receiver.gateway")

@@ -16,8 +16,9 @@ from receiver.gateway import messages as m
 from receiver.gateway.identity import NoIdentity, node_id
 from receiver.gateway.jobs import Jobs
 from receiver.gateway.limits import OverLimit
-from receiver.gateway.machine import Action, Bad, Begin, Leave, Machine, Phase, Queued
+from receiver.gateway.machine import Machine, Phase
 from receiver.gateway.registry import Registry, Stream, draining
+from receiver.gateway.work import Action, Bad, Begin, Leave, Queued
 
 HELLO_SECONDS = 10.0  # a stream without a Hello by then is closed
 

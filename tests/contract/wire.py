@@ -13,9 +13,10 @@ from agent.session import codec as agent_codec
 from agent.session import machine as agent
 from agent.session import messages as said
 from receiver.gateway import codec as gateway_codec
-from receiver.gateway import machine as gateway
 from receiver.gateway import messages as gm
+from receiver.gateway import work
 from receiver.gateway.limits import Limit, NodeLimits
+from receiver.gateway.machine import Machine
 from receiver.values import Command, CommandResult, InventoryOutcome, SessionStart
 
 
@@ -39,32 +40,32 @@ class Store:
     results: list[CommandResult] = field(default_factory=list)
     broken: bool = False  # results cannot be stored
 
-    def do(self, job: gateway.Job) -> object | None:
+    def do(self, job: work.Job) -> object | None:
         """A job's event, as receiver/gateway/jobs.py gives it."""
         match job:
-            case gateway.Begin():
+            case work.Begin():
                 self.epoch += 1
-                return gateway.Begun(SessionStart("node_x", "default", self.epoch, self.applied, 0, self.epoch == 1))
-            case gateway.Judge(judged):
+                return work.Begun(SessionStart("node_x", "default", self.epoch, self.applied, 0, self.epoch == 1))
+            case work.Judge(judged):
                 self.judged.append(judged)
-            case gateway.FindWanted(offer):
-                return gateway.Wanted(offer, tuple(s.name for s in offer.sections if s.hash not in self.tenant))
-            case gateway.Apply(offer, bodies):
+            case work.FindWanted(offer):
+                return work.Wanted(offer, tuple(s.name for s in offer.sections if s.hash not in self.tenant))
+            case work.Apply(offer, bodies):
                 if self.refuse:
-                    return gateway.Ended(InventoryOutcome("refused", offer.digest, section=self.refuse, reason="told to"))
+                    return work.Ended(InventoryOutcome("refused", offer.digest, section=self.refuse, reason="told to"))
                 assert all(section_hash(data) == offer.hashes[name] for name, data in bodies.items())
                 self.tenant |= {section_hash(data): bytes(data) for data in bodies.values()}
                 status = "unchanged" if self.applied == offer.digest else "applied"
                 self.applied, self.applies = offer.digest, self.applies + 1
-                return gateway.Ended(InventoryOutcome(status, offer.digest, "inv_x"))  # type: ignore[arg-type]
-            case gateway.FindCommands():
-                return gateway.Due(tuple(self.commands))
-            case gateway.Store(result):
+                return work.Ended(InventoryOutcome(status, offer.digest, "inv_x"))  # type: ignore[arg-type]
+            case work.FindCommands():
+                return work.Due(tuple(self.commands))
+            case work.Store(result):
                 if self.broken:
-                    return gateway.Failed(job, "the database does not answer", ours=True)
+                    return work.Failed(job, "the database does not answer", ours=True)
                 self.results.append(result)
                 self.commands = [one for one in self.commands if one.id != result.id]
-                return gateway.Stored(result.id)
+                return work.Stored(result.id)
         return None
 
 
@@ -80,13 +81,13 @@ class Wire:
     met: list[Limit] = field(default_factory=list)
     body_bytes: int = 0
     rates: NodeLimits = field(default_factory=NodeLimits)
-    gate: gateway.Machine = field(init=False)
+    gate: Machine = field(init=False)
     up: deque[bytes] = field(default_factory=deque)
     down: deque[bytes] = field(default_factory=deque)
 
     def connect(self, **hello: Any) -> None:
         """A new stream; says what follows until both are quiet."""
-        self.gate = gateway.Machine("node_x", self.rates, 30.0, self.met.append)
+        self.gate = Machine("node_x", self.rates, 30.0, self.met.append)
         self.up.clear()
         self.down.clear()
         if self.state.phase is not agent.Phase.CLOSED:
@@ -104,7 +105,7 @@ class Wire:
     def queued(self, command: Command) -> None:
         """A command is queued at the receiver."""
         self.store.commands.append(command)
-        self._follow(self.gate.on(gateway.Queued(), self.now))
+        self._follow(self.gate.on(work.Queued(), self.now))
         self.run()
 
     def done(self, result: said.CommandResult) -> None:
@@ -146,7 +147,7 @@ class Wire:
             self.body_bytes += len(message.data)
         self._follow(self.gate.on(message, self.now))
 
-    def _follow(self, actions: Iterable[gateway.Action]) -> None:
+    def _follow(self, actions: Iterable[work.Action]) -> None:
         due = deque(actions)
         while due:
             action = due.popleft()

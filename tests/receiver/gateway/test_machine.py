@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 from bettercompute.contract.sections import digest, section_hash
 
-from receiver.gateway import limits, machine
+from receiver.gateway import limits
 from receiver.gateway import messages as m
 from receiver.gateway.limits import Limit, NodeLimits
-from receiver.gateway.machine import (
+from receiver.gateway.machine import Machine, Phase
+from receiver.gateway.work import (
     Apply,
     Bad,
     Begin,
@@ -19,11 +20,11 @@ from receiver.gateway.machine import (
     Failed,
     FindCommands,
     FindWanted,
+    Job,
     Judge,
     Leave,
-    Machine,
-    Phase,
     Queued,
+    Rewrite,
     Store,
     Stored,
     Wanted,
@@ -95,7 +96,7 @@ def test_a_message_before_hello_is_a_bad_one(message: object) -> None:
 
 def test_a_second_hello_rewrites_drivers_only() -> None:
     stream = Stream()
-    assert stream.on(HELLO) == (machine.Rewrite(HELLO),)
+    assert stream.on(HELLO) == (Rewrite(HELLO),)
     assert stream.machine.phase is Phase.OPEN
 
 
@@ -282,7 +283,7 @@ def test_a_reason_from_outside_ends_the_stream_once(phase: str) -> None:
         (Judge(Status("")), lambda out: out == ()),
     ],
 )
-def test_a_database_that_does_not_answer_costs_a_retry_and_no_report(job: machine.Job, expected: Callable[[Any], bool]) -> None:
+def test_a_database_that_does_not_answer_costs_a_retry_and_no_report(job: Job, expected: Callable[[Any], bool]) -> None:
     assert expected(Stream().on(Failed(job, "down", ours=True)))
 
 
