@@ -48,7 +48,7 @@ EVENTS: Mapping[str, EventType] = {
         EventType(
             "node.condition.changed",
             "a condition changed its status or its reason",
-            ("condition", "status", "reason", "noSchedule", "deviceId?", "busId?", "advisory?"),
+            ("condition", "status", "reason", "noSchedule", "wouldNoSchedule?", "deviceId?", "busId?", "advisory?"),
         ),
         EventType("node.xid", "the driver reported an XID or (kind sxid) an SXid: the first, or the count doubled", _XID),
         EventType("node.acceptance.started", "the checks of an adopting node began", ("attempt", "commandIds", "checks")),
