@@ -10,8 +10,9 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 from bettercompute.agent.v1 import inventory_pb2 as pb
+from bettercompute.contract import arm_cores
 
-from agent.collectors import Context, Files, arm, sysfs
+from agent.collectors import Context, Files, arm, smbios, sysfs
 
 _CPU = "/sys/devices/system/cpu"
 _NODE = "/sys/devices/system/node"
@@ -34,10 +35,10 @@ def collect(ctx: Context) -> pb.CpuSection:
     online = sysfs.cpu_list(files.text(f"{_CPU}/online"))
     present = sysfs.cpu_list(files.text(f"{_CPU}/present"))
     first = f"{_CPU}/cpu{online[0] if online else 0}"
-    core = arm.core(files.value(f"{first}/regs/identification/midr_el1") or arm.midr_of(info.first))
+    core = arm_cores.core(files.value(f"{first}/regs/identification/midr_el1") or arm.midr_of(info.first))
     siblings = len(sysfs.cpu_list(_first_of(files, f"{first}/topology", "core_cpus_list", "thread_siblings_list")))
     online_threads = len(online) or info.threads
-    model = info.first.get("model name") or (core.model if core else None) or info.first.get("cpu")
+    model = info.first.get("model name") or (core.model if core else None) or info.first.get("cpu") or _dmi_model(files)
     section = pb.CpuSection(
         vendor=info.first.get("vendor_id") or (core.vendor if core else None),
         model=model,
@@ -93,6 +94,11 @@ def _field(block: bytes, key: bytes) -> str | None:
     if start < 0:
         return None
     return block[start + len(key) :].split(b"\n", 1)[0].decode(errors="replace").strip(" \t:") or None
+
+
+def _dmi_model(files: Files) -> str | None:
+    """What the firmware calls the processor, where neither the kernel nor the table of cores has a name: a new ARM part."""
+    return smbios.processor(smbios.parse(files.bytes(smbios.TABLE, smbios.LIMIT), files.bytes(smbios.ENTRY_POINT)))
 
 
 def _first_of(files: Files, directory: str, *names: str) -> str | None:

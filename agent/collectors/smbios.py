@@ -15,7 +15,7 @@ TABLE = "/sys/firmware/dmi/tables/DMI"
 ENTRY_POINT = "/sys/firmware/dmi/tables/smbios_entry_point"
 LIMIT = 1 << 20  # bytes: ten times the table of a host with 64 DIMMs; a larger one is a fault and named as EFBIG
 
-BIOS, SYSTEM, BOARD, CHASSIS, MEMORY_ARRAY, MEMORY_DEVICE, IPMI_DEVICE, END = 0, 1, 2, 3, 16, 17, 38, 127
+BIOS, SYSTEM, BOARD, CHASSIS, PROCESSOR, MEMORY_ARRAY, MEMORY_DEVICE, IPMI_DEVICE, END = 0, 1, 2, 3, 4, 16, 17, 38, 127
 _HEADER = 4
 _MODERN = (2, 6)  # since then the UUID's first three fields are little-endian
 # Firmware that writes these means 2.3 and 2.6.
@@ -181,6 +181,12 @@ def virtual_machine(table: Table) -> bool | None:
     bios = next(iter(table.of(BIOS)), None)
     bits = bios.number(0x13, 1) if bios else None
     return None if bits is None else bool(bits & 0x10)
+
+
+def processor(table: Table) -> str | None:
+    """Type 4, "Processor Version", of the first filled socket: `Intel(R) Xeon(R) Platinum 8480C`, `Grace A02`."""
+    filled = (s for s in table.of(PROCESSOR) if (s.number(0x18, 1) or 0) & 0x40)  # status, bit 6: socket populated
+    return next((text for s in filled if (text := s.string(0x10))), None)
 
 
 def memory(table: Table) -> Memory:

@@ -38,6 +38,12 @@ def chassis(kind: int = 0x17) -> bytes:
     return structure(3, 3, bytes([1, kind, 3, 2, 0, 3, 3, 3, 2]), ["Supermicro", "C8210FM41N20088", "Default string"])
 
 
+def processor(name: str, handle: int = 4, status: int = 0x41) -> bytes:
+    """Type 4 of SMBIOS 3.0; bit 6 of `status` says that the socket is filled."""
+    body = bytes([1, 3, 0xFE, 2]) + bytes(8) + bytes([3, 0]) + struct.pack("<HHH", 100, 3400, 3400) + bytes([status, 6])
+    return structure(4, handle, body.ljust(44, b"\0"), ["CPU0", "NVIDIA", name])
+
+
 def array(handle: int = 0x20, ecc: int = 6, use: int = 3) -> bytes:
     """Type 16: 6 is multi-bit ECC, use 3 system memory."""
     return structure(16, handle, struct.pack("<BBBIHH", 3, use, ecc, 0x80000000, 0xFFFE, 16))

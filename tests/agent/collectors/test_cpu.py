@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 from bettercompute.agent.v1 import inventory_pb2 as pb
 
+from agent.collectors import smbios
 from agent.collectors.cpu import collect, parse_cpuinfo
 from agent.host import Host
+from tests.agent.collectors import dmi
 from tests.agent.collectors.tree import ARM, Content, context
 
 CPU = "/sys/devices/system/cpu"
@@ -144,6 +146,20 @@ def test_midr_is_put_together_from_cpuinfo_where_sysfs_has_none(tmp_path: Path) 
     files = grace()
     del files[f"{CPU}/cpu0/regs/identification/midr_el1"]
     assert collect(context(tmp_path, files, uname=ARM)).midr == "0x00000000410fd4f0"
+
+
+def test_an_arm_core_that_no_table_knows_is_named_by_the_firmware(tmp_path: Path) -> None:
+    new = {f"{CPU}/cpu0/regs/identification/midr_el1": "0x00000000410ffff0\n"}
+    table = dmi.table(dmi.processor("Vacant", status=0x00), dmi.processor("NVIDIA Vera A01"))
+    told = grace() | new | {smbios.TABLE: table, smbios.ENTRY_POINT: dmi.ENTRY_3_5}
+    section = collect(context(tmp_path / "dmi", told, uname=ARM))
+    assert (section.vendor, section.model) == ("ARM", "NVIDIA Vera A01")
+    assert not collect(context(tmp_path / "none", grace() | new, uname=ARM)).HasField("model")
+
+
+def test_firmware_renames_no_core_that_is_known(tmp_path: Path) -> None:
+    told = grace() | {smbios.TABLE: dmi.table(dmi.processor("Grace A02"))}
+    assert collect(context(tmp_path, told, uname=ARM)).model == "Neoverse-V2"
 
 
 def test_unknown_package_id_leaves_sockets_absent(tmp_path: Path) -> None:
