@@ -27,6 +27,9 @@ examples:
   better-compute api nodes.list status=adopted
   better-compute api inventory.get nodeId=node_01jd... --format json
   better-compute api inventory.diff nodeId=node_01jd... from=inv_01jd...
+  better-compute api nodes.why nodeId=node_01jd...
+  better-compute api devices.clear deviceId=GPU-... reason='reseated, burn-in passed'
+  better-compute api pools.create name=h100 gpuModel=H100 policy='{"expect": {"gpuCount": 8}}' reason='new racks'
 
 without a receiver:
   better-compute gpu-name "NVIDIA H100 80GB HBM3"     how a GPU is named here; see its --help
@@ -98,9 +101,9 @@ def _fail(code: int, message: str, hint: str = "") -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    keys = "\n".join(
-        f"  {method.name:<20} {' '.join(f'{name}=' for name in method.keys) or '-'}" for method in methods().values()
-    )
+    known = methods()
+    width = max(map(len, known)) + 1
+    keys = "\n".join(f"  {name:<{width}} {' '.join(f'{key}=' for key in method.keys) or '-'}" for name, method in known.items())
     parser = argparse.ArgumentParser(
         "better-compute",
         description="Asks a better-compute receiver.",
@@ -109,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("command", choices=["api"], help="ask the receiver")
     parser.add_argument("method", metavar="METHOD", help="what to ask, such as inventory.get")
-    parser.add_argument("pairs", metavar="key=value", nargs="*", help="the method's keys; a list is a,b,c")
+    parser.add_argument("pairs", metavar="key=value", nargs="*", help="the method's keys; a list is a,b,c, an object JSON")
     parser.add_argument(
         "--format",
         choices=["table", "json", "yaml"],

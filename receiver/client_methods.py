@@ -23,6 +23,7 @@ Descriptor: TypeAlias = Any
 
 OWN = "bettercompute.control.v1."
 TIMESTAMP = "google.protobuf.Timestamp"
+MESSAGES = {TIMESTAMP: "a time such as 2026-11-29T16:20:01Z", "google.protobuf.Struct": "a JSON object"}
 INTEGERS = {
     FieldDescriptor.CPPTYPE_INT32,
     FieldDescriptor.CPPTYPE_INT64,
@@ -118,8 +119,14 @@ def type_name(field: Field) -> str:
     >>> type_name(methods()["inventory.history"].keys["limit"])
     'a whole number, not negative'
     """
+    if _is_map(field):
+        return "key=value,key=value,... or a JSON object"
     one = _scalar_type(field)
     return f"a list: {one}, {one}, ..." if field.is_repeated else one
+
+
+def _is_map(field: Field) -> bool:
+    return field.message_type is not None and field.message_type.GetOptions().map_entry
 
 
 def _scalar_type(field: Field) -> str:
@@ -130,17 +137,30 @@ def _scalar_type(field: Field) -> str:
     if kind == FieldDescriptor.CPPTYPE_ENUM:
         return " or ".join(value.name for value in field.enum_type.values)
     if kind == FieldDescriptor.CPPTYPE_MESSAGE:
-        return "a time such as 2026-11-29T16:20:01Z" if field.message_type.full_name == TIMESTAMP else "JSON"
+        return MESSAGES.get(field.message_type.full_name, "JSON")
     return {FieldDescriptor.CPPTYPE_BOOL: "true or false", FieldDescriptor.CPPTYPE_STRING: "text"}.get(kind, "a number")
 
 
 def value_of(field: Field, text: str) -> Any:
-    """`text` as the JSON value that `field` takes; a list is split at commas. Raises ValueError."""
+    """`text` as the JSON value that `field` takes; a list is split at commas, and so are pairs. Raises ValueError."""
+    if _is_map(field) and not text.lstrip().startswith("{"):
+        return _pairs(text)
     if field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE and field.message_type.full_name != TIMESTAMP:
         return json.loads(text)
     if field.is_repeated:
         return [_scalar(field, part.strip()) for part in text.split(",") if part.strip()]
     return _scalar(field, text)
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """
+    >>> _pairs("rack=r12,cost=a=b")
+    {'rack': 'r12', 'cost': 'a=b'}
+    """
+    split = [part.partition("=") for part in text.split(",")]
+    if not all(name.strip() and equals for name, equals, _ in split):
+        raise ValueError("say key=value,key=value")
+    return {name.strip(): value.strip() for name, _, value in split}
 
 
 def _scalar(field: Field, text: str) -> Any:

@@ -38,15 +38,16 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
 
 
 def test_methods_are_those_of_the_descriptors() -> None:
-    assert list(methods()) == [
-        "events.list",
-        "events.watch",
-        "inventory.diff",
-        "inventory.get",
-        "inventory.history",
-        "nodes.get",
-        "nodes.list",
-    ]
+    verbs = {
+        "atoms": "list",
+        "devices": "clear get history transfer",
+        "events": "list watch",
+        "images": "list",
+        "inventory": "diff get history",
+        "nodes": "adopt delete get label list maintenance move resolveIdentity retire setTrust why",
+        "pools": "create delete get list set",
+    }
+    assert list(methods()) == [f"{noun}.{verb}" for noun, row in verbs.items() for verb in row.split()]
 
 
 def test_keys_are_read_by_their_types_and_by_either_spelling() -> None:
@@ -54,10 +55,26 @@ def test_keys_are_read_by_their_types_and_by_either_spelling() -> None:
     assert request == inventory_pb2.InventoryServiceHistoryRequest(node_id="node_1", limit=7, tenant_id="a=b")
 
 
+def test_an_object_is_json_and_labels_may_be_pairs() -> None:
+    def read(method: str, pair: str) -> Any:
+        return answer(parse(find(method), [pair]))[pair.partition("=")[0]]
+
+    assert read("pools.set", 'policy={"xid": {"109": {"policy": null}}}') == {"xid": {"109": {"policy": None}}}
+    assert read("nodes.label", "labels=rack=r12, cost=a=b") == {"rack": "r12", "cost": "a=b"}
+    assert read("nodes.label", 'labels={"rack": "r,12"}') == {"rack": "r,12"}
+    assert read("nodes.maintenance", "until=2026-11-30T08:00:00Z") == "2026-11-30T08:00:00Z"
+
+
 @pytest.mark.parametrize(
     ("method", "pairs", "says"),
     [
-        ("inventry.get", [], ["inventry.get", "inventory.get", "nodes.list"]),
+        ("nodes.label", ["labels=rack"], ["labels='rack'", "key=value,key=value,... or a JSON object"]),
+        ("nodes.label", ["labels=rack=a,,b=c"], ["labels='rack=a,,b=c'"]),
+        ("nodes.label", ['labels={"rack": 1}'], ["labels=", "is not key=value"]),
+        ("pools.set", ["policy={'expect'}"], ["policy=", "is not a JSON object"]),
+        ("pools.set", ["policy=[1]"], ["policy='[1]' is not a JSON object"]),
+        ("nodes.maintenance", ["until=tomorrow"], ["until='tomorrow' is not a time such as"]),
+        ("inventry.get", [], ["inventry.get", "inventory.get", "nodes.list", "pools.create"]),
         ("inventory.get", ["nodeid=x"], ["nodeid", "did you mean nodeId", "snapshotId (text)"]),
         ("inventory.get", ["node"], ["'node' is not key=value", "nodeId"]),
         ("inventory.history", ["limit=many"], ["limit='many'", "whole number"]),
