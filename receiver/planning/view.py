@@ -41,7 +41,7 @@ class Node:
     """The node's own columns that plans change. Reasons are the types of owner `health`, sorted; others' are never touched.
 
     `inventory_boot`: the boot in which the applied inventory was last collected or confirmed. `baseline`: of the last passed
-    acceptance, `{"gpus": [uuid], "links": {uuid: active NVLinks}, "ports": [name]}`. `plan_key`: see planning/node.py.
+    acceptance, what inventory_conditions.baseline() gives. `plan_key`: see planning/node.py.
     """
 
     status: str = "adopting"
