@@ -5,7 +5,7 @@ one, and nothing is sent because of it alone.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent.errors import Unreadable
 from agent.host import Host
@@ -67,6 +67,7 @@ class _State:
     at: float | None = None
     times: CpuTimes | None = None
     pressure: Pressure | None = None
+    number: int = 0  # of the samples so far
 
 
 class Sampler:
@@ -83,7 +84,8 @@ class Sampler:
         if state.at is not None and at - state.at < INTERVAL - _SLACK:
             return state.pressure
         pressure, times = read(self._host(), state.times)
-        self._state = _State(at, times, pressure)
+        pressure = replace(pressure, number=state.number + 1) if pressure else None
+        self._state = _State(at, times, pressure, state.number + 1)
         return pressure
 
 

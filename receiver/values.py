@@ -177,12 +177,16 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """A node's load in percent: `some avg10` of the kernel's pressure files, and the share of CPU time stolen."""
+    """A node's load in percent: `some avg10` of the kernel's pressure files, and the share of CPU time stolen.
+
+    `number`: the same with each report that repeats a sample; 0: no report repeats one.
+    """
 
     cpu: float
     memory: float
     io: float
     steal: float
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

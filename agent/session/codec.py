@@ -66,7 +66,7 @@ def _report(report: m.StatusReport, now: float) -> Iterator[pb.SessionRequest]:
     )
     if status.pressure is not None:
         p = status.pressure
-        message.pressure.CopyFrom(pb.Pressure(cpu=p.cpu, memory=p.memory, io=p.io, steal=p.steal))
+        message.pressure.CopyFrom(pb.Pressure(cpu=p.cpu, memory=p.memory, io=p.io, steal=p.steal, number=p.number))
     if status.kernel_log is not None:
         log = status.kernel_log
         message.kernel_log.CopyFrom(

@@ -56,12 +56,13 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """Percent: `some avg10` of PSI, and the share of CPU time stolen."""
+    """Percent: `some avg10` of PSI, and the share of CPU time stolen. `number`: of the sample, from 1."""
 
     cpu: float
     memory: float
     io: float
     steal: float
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,7 @@ def _report(report: pb.StatusReport) -> m.Report:
 
 def _pressure(sample: pb.Pressure) -> values.Pressure | None:
     """A sample, unless some of it is no share of anything."""
-    found = values.Pressure(sample.cpu, sample.memory, sample.io, sample.steal)
+    found = values.Pressure(sample.cpu, sample.memory, sample.io, sample.steal, sample.number)
     return found if all(0 <= share <= 100 for share in (found.cpu, found.memory, found.io, found.steal)) else None
 
 

@@ -74,14 +74,14 @@ def test_samples_at_the_interval_and_not_between(tmp_path: Path) -> None:
     host, clock = copy("h100-sxm-8", tmp_path), [0.0]
     sampler = Sampler(lambda: open_host(host), lambda: clock[0])
     set_stat(host, 10_000, 5_000)
-    assert sampler.now() == Pressure(0.12, 0.12, 0.12, 0.0)
+    assert sampler.now() == Pressure(0.12, 0.12, 0.12, 0.0, number=1)
     for kind in ("cpu", "memory", "io"):
         (host / f"root/proc/pressure/{kind}").write_text(PSI)
     set_stat(host, 11_000, 5_500)
     clock[0] = 5.0
-    assert sampler.now() == Pressure(0.12, 0.12, 0.12, 0.0)
+    assert sampler.now() == Pressure(0.12, 0.12, 0.12, 0.0, number=1), "the receiver can tell that it is the same one"
     clock[0] = 29.9  # a report is made a little before its time
-    assert sampler.now() == Pressure(1.53, 1.53, 1.53, 50.0)
+    assert sampler.now() == Pressure(1.53, 1.53, 1.53, 50.0, number=2)
 
 
 @pytest.mark.parametrize("name", ["a100-mig-8", "h100-sxm-8"])

@@ -39,7 +39,7 @@ def test_a_report_says_what_is_there_and_leaves_out_what_is_not() -> None:
         collected_at=99.5,
         missing=(m.Missing("gpus", "settling"), m.Missing("disks", "Hang: x")),
         conditions=(m.Condition("Xid79", "unknown", 5.0, "r", "text", "GPU-1", "00000000:18:00.0", 3),),
-        pressure=m.Pressure(1.0, 2.0, 3.0, 4.0),
+        pressure=m.Pressure(1.0, 2.0, 3.0, 4.0, 5),
         kernel_log=m.KernelLog(True, False, 7, 1, 2),
         abandoned_workers=2,
     )
@@ -47,7 +47,8 @@ def test_a_report_says_what_is_there_and_leaves_out_what_is_not() -> None:
     assert [missing.name for missing in wire.missing] == ["disks", "gpus"]
     assert wire.conditions[0].status == pb.CONDITION_STATUS_UNKNOWN
     assert (wire.conditions[0].device_id, wire.conditions[0].count, wire.conditions[0].since.seconds) == ("GPU-1", 3, 5)
-    assert (wire.pressure.steal, wire.kernel_log.lost_records, wire.kernel_log.complete) == (4.0, 7, False)
+    assert (wire.pressure.steal, wire.pressure.number) == (4.0, 5)
+    assert (wire.kernel_log.available, wire.kernel_log.lost_records, wire.kernel_log.complete) == (True, 7, False)
     assert (wire.collected_at.nanos, wire.abandoned_workers) == (500_000_000, 2)
 
 

@@ -85,12 +85,12 @@ def test_a_command_is_written_whole() -> None:
 
 
 def test_pressure_is_read_and_a_sample_that_is_none_is_dropped() -> None:
-    sample = {"cpu": 1.5, "memory": 0.0, "io": 100.0, "steal": 0.25}
-    report = decoded(status_report=pb.StatusReport(pressure=pb.Pressure(**sample)))
+    sample = pb.Pressure(cpu=1.5, memory=0.0, io=100.0, steal=0.25, number=7)
+    report = decoded(status_report=pb.StatusReport(pressure=sample))
     assert isinstance(report, m.Report)
-    assert report.pressure == values.Pressure(1.5, 0.0, 100.0, 0.25)
+    assert report.pressure == values.Pressure(1.5, 0.0, 100.0, 0.25, 7)
     for bad in (float("nan"), float("inf"), -0.1, 100.1):
-        report = decoded(status_report=pb.StatusReport(pressure=pb.Pressure(**{**sample, "io": bad})))
+        report = decoded(status_report=pb.StatusReport(pressure=pb.Pressure(cpu=1.0, io=bad)))
         assert isinstance(report, m.Report)
         assert report.pressure is None
 

@@ -502,12 +502,15 @@ class Pressure(_message.Message):
     MEMORY_FIELD_NUMBER: _builtins.int
     IO_FIELD_NUMBER: _builtins.int
     STEAL_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     cpu: _builtins.float
     """some avg10"""
     memory: _builtins.float
     io: _builtins.float
     steal: _builtins.float
     """of CPU time since the previous sample"""
+    number: _builtins.int
+    """from 1, per bcd process; a sample that is sent again has the same; 0: each report has a sample of its own"""
     def __init__(
         self,
         *,
@@ -515,10 +518,11 @@ class Pressure(_message.Message):
         memory: _builtins.float = ...,
         io: _builtins.float = ...,
         steal: _builtins.float = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu", b"cpu", "io", b"io", "memory", b"memory", "steal", b"steal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu", b"cpu", "io", b"io", "memory", b"memory", "number", b"number", "steal", b"steal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
