@@ -52,6 +52,7 @@ class Node:
     maintenance_by: str | None = None
     maintenance_reason: str | None = None
     maintenance_until: str | None = None  # RFC 3339
+    attempt: int = 1  # of acceptance; another one begins with nodes.adopt
     no_schedule_reasons: tuple[str, ...] = ()
     would_no_schedule: tuple[str, ...] = ()
     inventory_boot: str | None = None
@@ -294,6 +295,7 @@ class Draft:
     # Devices that this node lets go, and whether its hardware key is another or gone: nodes with that evidence plan again.
     released: set[str] = field(default_factory=set)
     key_released: bool = False
+    plan_again: bool = False  # with its inventory: put in the queue
 
     def put(self, table: str, row: Any) -> None:
         """Sets a row of `conditions`, `devices`, ... by its key."""
