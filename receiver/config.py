@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from receiver.errors import ReceiverError
+from receiver.planning.pressure import MEASURES, RAISE
 from receiver.values import STATUS_HANDLERS
 
 DEFAULT_FILE = Path("/etc/better-compute/receiver.toml")
@@ -77,6 +78,18 @@ def _handlers(text: str) -> tuple[str, ...]:
     return words
 
 
+def _levels(text: str) -> dict[str, float]:
+    """Percent by measure; those that are not named have their default."""
+    pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
+    try:
+        levels = {**RAISE, **{name.strip(): float(share) for name, _, share in pairs}}
+    except ValueError:
+        levels = {}
+    if levels.keys() != RAISE.keys() or not all(0 < share <= 100 for share in levels.values()):
+        raise ValueError(f"percent above 0 and at most 100 for some of {', '.join(RAISE)}")
+    return levels
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A type of setting: its value from text (raises ValueError with what was expected), and the TOML types it may have."""
@@ -95,6 +108,7 @@ COUNT = Kind(_count, (int,))
 FLAG = Kind(_truth, (bool,))
 FORMAT = Kind(_format)
 HANDLERS = Kind(_handlers, (list,))
+LEVELS = Kind(_levels, (dict,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +137,7 @@ class Setting:
 
     def read(self, value: Any, where: str) -> Any:
         """The value from what a file, a variable or a flag has. Raises ReceiverError that names `where`."""
+        value = [f"{name}={one}" for name, one in value.items()] if isinstance(value, dict) else value
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         text = text.lower() if isinstance(value, bool) else text
         try:
@@ -153,6 +168,15 @@ class Config:
     status_interval: float = _row("status.interval", DURATION, "30s", "How often nodes report their status.")
     status_handlers: tuple[str, ...] = _row(
         "status.handlers", HANDLERS, ",".join(STATUS_HANDLERS), "What status reports are judged for; the rest of them is ignored."
+    )
+    pressure_raise: Mapping[str, float] = _row(
+        "pressure.raise",
+        LEVELS,
+        ",".join(f"{name}={share:g}" for name, share in RAISE.items()),
+        f"Percent from which {', '.join(one.type for one in MEASURES)} are raised; they are cleared below half of it.",
+    )
+    pressure_samples: int = _row(
+        "pressure.samples", COUNT, "2", "For how many samples in a row a level must hold to raise or clear a condition."
     )
     metrics_listen: str = _row(
         "metrics.listen", OPTIONAL_TARGET, "127.0.0.1:7702", "Where Prometheus asks: HOST:PORT. Empty: nowhere."
@@ -247,11 +271,16 @@ def _flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _line(text: str, key: str) -> int:
-    """The line on which a key is set, whether below `[listen]` or as `listen.api`; 1 when it is written in another way."""
+    """The line on which a key is set, below `[listen]` or as `listen.api` or a table of its own; 1 when written otherwise."""
     table = ""
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[([^\[\]]+)\]", line):
             table = header[1].strip() + "."
-        elif (found := re.match(r"\s*([\w.\"-]+)\s*=", line)) and table + found[1].replace('"', "") == key:
+            named = table
+        elif found := re.match(r"\s*([\w.\"-]+)\s*=", line):
+            named = table + found[1].replace('"', "") + "."
+        else:
+            continue
+        if named.startswith(key + "."):
             return number
     return 1

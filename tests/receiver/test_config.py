@@ -41,6 +41,13 @@ def test_the_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
         ('[log]\nformat = "xml"', 2, "'xml' is not text or json"),
         ('tenant = ""', 1, "'' is not a word"),
         ('[status]\nhandlers = ["xid", "xids"]', 2, "'xid,xids' is not a list of conditions, xid, pressure"),
+        ("[pressure]\nraise = {cpu = 101}", 2, "'cpu=101' is not percent above 0 and at most 100"),
+        ("\n[pressure.raise]\ncpu = 0", 2, "'cpu=0' is not percent above 0"),
+        ("pressure.raise.gpu = 50", 1, "'gpu=50' is not percent above 0 and at most 100 for some of cpu, memory, io, steal"),
+        ("[pressure]\n\nraise.io = true", 3, "'io=True' is not percent"),
+        ("[pressure]\nraise.io = nan", 2, "'io=nan' is not percent"),
+        ("[pressure]\nraise = 60", 2, "pressure.raise is a int, expected dict"),
+        ("[pressure]\nsamples = 0", 2, "'0' is not a whole number from 1"),
         ('[status]\nhandlers = "xid"', 2, "status.handlers is a str, expected list"),
     ],
 )
@@ -58,6 +65,15 @@ def test_a_list_is_a_list_in_the_file_and_words_elsewhere(tmp_path: Path) -> Non
     assert load(file, {"BC_STATUS_HANDLERS": "conditions, pressure"}, {}).status_handlers == ("conditions", "pressure")
     assert load(file, {}, {"status_handlers": ""}).status_handlers == ()
     assert Config().status_handlers == STATUS_HANDLERS
+
+
+def test_levels_of_pressure_are_a_table_in_the_file_and_pairs_elsewhere(tmp_path: Path) -> None:
+    default = {"cpu": 60.0, "memory": 20.0, "io": 50.0, "steal": 10.0}
+    file = written(tmp_path, "[pressure]\nraise = {cpu = 70, steal = 12.5}\nsamples = 3\n")
+    assert (Config().pressure_raise, Config().pressure_samples) == (default, 2)
+    assert (load(file, {}, {}).pressure_raise, load(file, {}, {}).pressure_samples) == ({**default, "cpu": 70, "steal": 12.5}, 3)
+    assert load(file, {"BC_PRESSURE_RAISE": "io = 80, cpu=75"}, {}).pressure_raise == {**default, "io": 80.0, "cpu": 75.0}
+    assert load(None, {}, {"pressure_raise": "memory=50"}).pressure_raise == {**default, "memory": 50.0}
 
 
 @pytest.mark.parametrize("content", [b"tenant = ", b"\xff\xfe", b"[a\n"])
