@@ -1,19 +1,25 @@
 """Applying an inventory (SPEC A3, B2): check, load, plan, write, in the caller's transaction.
 
 `apply_inventory` is all of it. Its parts are for those who measure or plan ahead: check what came (`check_bodies`), lock and
-load (`store.inventory.load`), plan (`plan_loaded`), write (`store.inventory.write`).
+load (`store.inventory.load`), plan (`plan_loaded`, `plan_rows`), `write`.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from google.protobuf.message import Message
 
 from receiver import ids
-from receiver.planning.diff import COMPARED
-from receiver.planning.inventory import InventoryPlan, plan_inventory
+from receiver.apply.act import plan_inventory_rows
+from receiver.planning.diff import COMPARED, failed
+from receiver.planning.inventory import InventoryPlan, Publish, plan_inventory
+from receiver.planning.node import conclude, plan_key
 from receiver.planning.offer import Refusal, check_bodies, check_offer
+from receiver.planning.view import Draft
 from receiver.store import inventory as store
+from receiver.store import view
 from receiver.store.database import Connection
+from receiver.store.statement import Statement
 from receiver.values import InventoryOutcome, Offer
 
 
@@ -48,18 +54,59 @@ def apply_inventory(
     if isinstance(checked, Refusal):
         return InventoryOutcome("refused", offer.digest, section=checked.section, reason=checked.reason)
     loaded = store.load(tx, node_id, offer, bodies.keys())
-    if epoch not in (None, loaded.epoch):
-        raise Superseded(f"node {node_id} has session {loaded.epoch}, the offer came by {epoch}")
+    if epoch not in (None, loaded.facts.epoch):
+        raise Superseded(f"node {node_id} has session {loaded.facts.epoch}, the offer came by {epoch}")
     lacking = sorted(loaded.unknown - bodies.keys())
     if lacking:
         return InventoryOutcome("retry", offer.digest, section=lacking[0], reason=f"no bytes of {', '.join(lacking)}")
     plan = plan_loaded(loaded, offer, checked, mint("inv"))
-    if not store.write(tx, loaded, offer, bodies, plan, mint):
+    draft = plan_rows(tx, loaded, offer, checked, plan)
+    if not write(tx, loaded, offer, bodies, plan, draft, mint):
         return InventoryOutcome("retry", offer.digest, reason="sections that were known have been pruned")
     return InventoryOutcome(plan.status, offer.digest, plan.snapshot_id)
 
 
+def write(
+    tx: Connection,
+    loaded: store.Loaded,
+    offer: Offer,
+    bodies: Mapping[str, bytes],
+    plan: InventoryPlan,
+    draft: Draft,
+    mint: ids.Mint = ids.mint,
+) -> bool:
+    """Writes a plan, the bytes that came and the rows that differ, in one statement.
+
+    False: bytes that the plan relies on are gone, and nothing was written.
+    """
+    statement = Statement(loaded.node_id)
+    store.write(statement, loaded, offer, bodies, plan)
+    view.write(statement, loaded.rows, draft, mint)
+    if not statement.run(tx):
+        return False
+    view.notify(tx, loaded.node_id, draft)
+    return True
+
+
 def plan_loaded(loaded: store.Loaded, offer: Offer, sent: Mapping[str, Message], snapshot_id: str) -> InventoryPlan:
     """The plan for a loaded node. `sent`: the decoded sections that came with the offer."""
-    after = {**loaded.after, **{name: section for name, section in sent.items() if name in COMPARED}}
-    return plan_inventory(loaded.current, offer, loaded.before, after, snapshot_id)
+    hashes = {name: one.hash for name, one in (loaded.current.baselines or {}).items()}
+    before = {name: one for name, one in loaded.before.items() if name in COMPARED and hashes[name] != offer.hashes.get(name)}
+    after = {name: one for name, one in {**loaded.after, **sent}.items() if name in COMPARED}
+    return plan_inventory(loaded.current, offer, before, after, snapshot_id)
+
+
+def plan_rows(tx: Connection, loaded: store.Loaded, offer: Offer, sent: Mapping[str, Message], plan: InventoryPlan) -> Draft:
+    """The node's rows after this offer, with what the plan tells."""
+    draft = loaded.rows.copy()
+    draft.events += [step.event for step in plan.steps if isinstance(step, Publish)]
+    if loaded.facts.advisory:
+        return draft
+    good = {name: one for name, one in {**loaded.after, **sent}.items() if not failed(one)}
+    fresh = frozenset(name for name in good if name in offer.hashes)
+    facts = replace(loaded.facts, sections={**loaded.before, **good}, fresh=fresh)
+    draft.node = replace(draft.node, inventory_boot=offer.boot_id or draft.node.inventory_boot)
+    if plan.status == "applied" or draft.node.plan_key != plan_key(facts, offer.digest):
+        plan_inventory_rows(tx, facts, draft, offer.digest)
+    conclude(facts, loaded.rows, draft)
+    return draft

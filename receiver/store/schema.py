@@ -8,13 +8,16 @@ schema_devices.py; whoever imports this module has them all.
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
+    Computed,
     ForeignKey,
     Identity,
     Index,
     Integer,
     LargeBinary,
+    Numeric,
     Table,
     Text,
     UniqueConstraint,
@@ -22,11 +25,12 @@ from sqlalchemy import (
 )
 
 from receiver import values
+from receiver.planning.selector import NUMBER
 from receiver.store import columns as c
 from receiver.store.columns import metadata
-from receiver.store.schema_devices import LIVE, atoms, bookings, device_health, device_history, devices
+from receiver.store.schema_devices import LIVE, atoms, bookings, device_health, device_history, devices, mig_generations
 
-__all__ = ["atoms", "bookings", "device_health", "device_history", "devices", "metadata"]
+__all__ = ["atoms", "bookings", "device_health", "device_history", "devices", "metadata", "mig_generations"]
 
 pools = Table(
     "pools",
@@ -77,7 +81,6 @@ nodes = Table(
     c.json("section_baselines", "{}"),
     c.json("plan_key"),
     c.number("plan_rev", 0),  # raised by every writer but the node's own reports: the gateway's cached verdicts end
-    c.number("ownership_rev", 0),
     # the session
     c.number("epoch", 0),
     c.number("session_trust_epoch", 0),
@@ -95,11 +98,23 @@ nodes = Table(
     c.time("collected_at"),
     c.json("kernel_log"),
     c.number("abandoned_workers", 0),
+    c.text("inventory_boot", nullable=True),  # in which the applied inventory was last collected or confirmed
+    c.json("baseline"),  # of the last passed acceptance
+    c.number("attempt", 1),  # of acceptance
+    # The node's part of what is bookable (SPEC B0).
+    Column(
+        "placeable",
+        Boolean,
+        Computed("status = 'adopted' AND trust = 'platform' AND no_schedule_reasons = '[]'::jsonb", persisted=True),
+        nullable=False,
+    ),
     c.words("kind", values.NODE_KINDS),
     c.words("status", values.NODE_STATUSES),
     c.words("trust", values.TRUSTS),
     Index(None, "tenant_id", "id"),
-    Index(None, "pool_id"),
+    Index(None, "pool_id", "id"),
+    Index(None, "status", "id"),
+    Index("ix_nodes_placeable", "id", postgresql_where=text("placeable")),
 )
 
 # Bytes as they came, once. The same bytes can be two sections (no message: no bytes), so a name is not part of it.
@@ -122,6 +137,17 @@ tenant_sections = Table(
     c.key("tenant_id"),
     c.key("name"),
     c.time("created_at", now=True),
+)
+
+# The images that an images section lists, once for all nodes and snapshots with these bytes.
+section_images = Table(
+    "section_images",
+    metadata,
+    Column("hash", Text, ForeignKey("sections.hash", ondelete="CASCADE"), primary_key=True),
+    c.key("digest"),
+    c.text("name", nullable=True),
+    c.number("bytes"),
+    Index(None, "digest", "hash"),
 )
 
 inventory_snapshots = Table(
@@ -189,7 +215,7 @@ conditions = Table(
     c.json("evidence", "{}"),
     c.time("since", now=True),
     c.words("status", values.CONDITION_STATUSES),
-    Index("ix_conditions_type_true", "type", postgresql_where=text("status = 'true'")),
+    Index("ix_conditions_true", "type", "node_id", postgresql_where=text("status = 'true'")),
 )
 
 # XIDs and SXids that reports of the node's present boot name: a report repeats them all, and the counts tell what is new.
@@ -204,6 +230,9 @@ node_faults = Table(
     Column("count", BigInteger, nullable=False),
     Column("told", BigInteger, nullable=False),  # the count of the last event
     c.time("since", now=True),
+    c.text("bus_id", ""),
+    c.text("message", ""),
+    c.flag("foreign"),  # the GPU is another node's
 )
 
 node_labels = Table(
@@ -214,7 +243,11 @@ node_labels = Table(
     c.text("tenant_id"),
     c.text("value"),
     c.text("source"),
+    # The value where it is a number: as planning/selector.py reads it.
+    Column("number", Numeric, Computed(f"CASE WHEN value ~ '^{NUMBER}$' THEN value::numeric END", persisted=True)),
     c.words("source", values.LABEL_SOURCES),
+    Index(None, "key", "value", "node_id"),
+    Index("ix_node_labels_number", "key", "number", "node_id", postgresql_where=text("number IS NOT NULL")),
 )
 
 hardware_keys = Table(
@@ -228,6 +261,7 @@ hardware_keys = Table(
     c.json("identifiers", "{}"),
     c.time("created_at", now=True),
     c.time("replaced_at"),  # null: the node's present one
+    c.json("distinct", "[]"),  # nodes that an operator told apart from this one
     Index("uq_hardware_keys_key", "key", unique=True, postgresql_where=text("trusted AND replaced_at IS NULL")),
 )
 
@@ -261,6 +295,7 @@ events = Table(
     UniqueConstraint("id"),
     Index(None, "tenant_id", "xid", "seq"),
     Index(None, "node_id", "xid", "seq"),
+    Index(None, "type", "xid", "seq"),
 )
 
 disruptions = Table(

@@ -47,7 +47,24 @@ atoms = Table(
     c.text("reason", nullable=True),  # why it is not bookable
     c.time("created_at", now=True),
     Index(None, "device_id"),
+    Index(None, "node_id", "id", "generation"),
+    Index("ix_atoms_bookable", "node_id", "id", "generation", postgresql_where=text("bookable")),
+)
+
+# The last generation of each MIG instance's UUID, and what it was: kept when its atom goes.
+mig_generations = Table(
+    "mig_generations",
+    metadata,
+    c.key("atom_id"),
+    Column("generation", BigInteger, nullable=False),
+    c.text("device_id"),
+    c.node(),
+    c.text("tenant_id"),
+    c.text("profile", nullable=True),
+    c.json("placement"),
+    c.text("boot_id", ""),
     Index(None, "node_id"),
+    Index(None, "device_id"),
 )
 
 # No foreign key to devices: a device planned later is born unhealthy.
@@ -67,6 +84,7 @@ device_health = Table(
     c.time("closed_at"),
     c.text("closed_reason", nullable=True),
     c.words("source", values.HEALTH_SOURCES),
+    Index(None, "node_id"),
     Index("ix_device_health_open", "node_id", "device_id", postgresql_where=text("closed_at IS NULL")),
 )
 
@@ -98,6 +116,6 @@ bookings = Table(
     c.time("created_at", now=True),
     c.time("ended_at"),
     Index("uq_bookings_live_atom", "atom_id", "atom_generation", unique=True, postgresql_where=LIVE),
-    Index("ix_bookings_live_node", "node_id", postgresql_where=LIVE),
+    Index("ix_bookings_live_node", "node_id", "atom_id", "atom_generation", postgresql_where=LIVE),
     Index("ix_bookings_live_device", "device_id", postgresql_where=LIVE),
 )

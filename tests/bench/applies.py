@@ -19,9 +19,10 @@ from bettercompute.contract.sections import SECTIONS, decode, digest, encode, se
 from agent.collectors import collect
 from agent.recorded import open_host, open_nvml
 from receiver import ids
-from receiver.apply.inventory import apply_inventory, plan_loaded
+from receiver.apply.inventory import apply_inventory, plan_loaded, plan_rows, write
 from receiver.planning.inventory import InventoryPlan
 from receiver.planning.offer import Refusal, check_bodies
+from receiver.planning.view import Draft
 from receiver.store import database as db
 from receiver.store import inventory as store
 from receiver.store.embedded import start
@@ -47,6 +48,7 @@ class Work:
     offer: Offer
     bodies: dict[str, bytes]
     plan: InventoryPlan | None = None
+    rows: Draft | None = None
 
 
 def rows() -> Iterator[Row]:
@@ -80,7 +82,8 @@ def _prepare(tx: db.Connection, first: dict[str, bytes], planned: bool) -> Work:
         sent = check_bodies(work.offer, changed)
         assert not isinstance(sent, Refusal), sent
         loaded = store.load(tx, node, work.offer, changed.keys())
-        work = Work(node, work.offer, changed, plan_loaded(loaded, work.offer, sent, ids.mint("inv")))
+        plan = plan_loaded(loaded, work.offer, sent, ids.mint("inv"))
+        work = Work(node, work.offer, changed, plan, plan_rows(tx, loaded, work.offer, sent, plan))
         tx.rollback()
     return work
 
@@ -108,8 +111,9 @@ def _floor(tx: db.Connection, work: Work) -> None:
 
 def _planned(tx: db.Connection, work: Work) -> None:
     assert work.plan is not None
+    assert work.rows is not None
     loaded = store.load(tx, work.node, work.offer, work.bodies.keys())
-    assert store.write(tx, loaded, work.offer, work.bodies, work.plan, ids.mint)
+    assert write(tx, loaded, work.offer, work.bodies, work.plan, work.rows)
 
 
 def _whole(tx: db.Connection, work: Work) -> None:

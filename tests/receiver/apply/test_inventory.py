@@ -11,10 +11,10 @@ import pytest
 from bettercompute.agent.v1 import inventory_pb2 as pb
 from bettercompute.contract.ids import is_id
 
-from receiver.apply.inventory import Superseded, apply_inventory, plan_loaded, wanted
+from receiver.apply.inventory import Superseded, apply_inventory, plan_loaded, plan_rows, wanted, write
 from receiver.ids import mint
 from receiver.store import inventory as store
-from receiver.store.database import Connection
+from receiver.store.database import Connection, open_pool, transact
 from tests.receiver.builders import (
     NODE,
     OTHER,
@@ -407,17 +407,17 @@ def test_concurrent_nodes_with_the_same_new_sections_do_not_deadlock(database: s
     statuses: list[str] = []
 
     def work(name: str) -> None:
-        with psycopg.connect(database) as tx:
-            for turn in range(4):
-                bodies = dict(sorted(host(turn + 1).items(), reverse=hash(name) % 2 == 0))
-                statuses.append(apply(tx, bodies, name).status)
-                tx.commit()
+        for turn in range(4):
+            bodies = dict(sorted(host(turn + 1).items(), reverse=hash(name) % 2 == 0))
+            statuses.append(transact(pool, lambda tx, bodies=bodies: apply(tx, bodies, name)).status)  # type: ignore[misc]
 
+    pool = open_pool(database, 8)
     threads = [threading.Thread(target=work, args=(name,)) for name in nodes]
     for one in threads:
         one.start()
     for one in threads:
         one.join()
+    pool.close()
     assert statuses == ["applied"] * 32
 
 
@@ -451,7 +451,8 @@ def test_retry_when_known_bytes_are_pruned_before_the_write(database: str) -> No
         pruner.execute("SELECT prune_snapshots(now() + interval '1 hour')")
         pruner.commit()
         plan = plan_loaded(loaded, given, {}, mint("inv"))
-        assert not store.write(tx, loaded, given, {}, plan, mint)
+        draft = plan_rows(tx, loaded, given, {}, plan)
+        assert not write(tx, loaded, given, {}, plan, draft, mint)
         assert tx.execute("SELECT FROM inventory_snapshots WHERE node_id = %s", [NODE]).rowcount == 0
         assert apply_inventory(tx, NODE, given, {}).status == "retry"
 

@@ -1,0 +1,49 @@
+"""What all writers of a node have in common: which rules run, and in which order (how they work: planning/view.py).
+
+`INVENTORY` rules say what the node's sections make of it; they run when an inventory is applied and when a node is planned again.
+`CONCLUDE` rules draw from all rows what is so for placement; they run behind every writer. While the node's word is a tenant's
+(`facts.advisory`), neither runs (SPEC B2, Trust); what its conditions tell is told all the same.
+"""
+
+from collections.abc import Callable
+
+from bettercompute.agent.v1 import inventory_pb2 as pb
+from bettercompute.contract import xids
+
+from receiver.planning import hardware, reasons
+from receiver.planning.view import Draft, Facts
+from receiver.values import Json
+
+Rule = Callable[[Facts, Draft], None]
+Conclusion = Callable[[Facts, Draft, Draft], None]  # facts, the rows as stored, the draft
+
+INVENTORY: tuple[Rule, ...] = (hardware.plan,)
+CONCLUDE: tuple[Conclusion, ...] = ()
+
+
+def plan_key(facts: Facts, digest: str | None) -> Json:
+    """What the rows of the inventory were planned from: while it is the same, they are not planned again (SPEC B2).
+
+    (Devices and keys that other nodes let go are not in it: a node that waits for one is put in the queue.)
+    """
+    gpus = (facts.sections or {}).get("gpus")
+    assigned = [gpu.uuid for gpu in gpus.gpus if gpu.assigned] if isinstance(gpus, pb.GpusSection) else []
+    return {
+        "digest": digest,
+        "xids": xids.table().version,
+        "pool": facts.pool and [facts.pool.id, facts.pool.revision],
+        "assigned": sorted(assigned),
+    }
+
+
+def plan_sections(facts: Facts, draft: Draft) -> None:
+    """What follows from the inventory."""
+    for rule in INVENTORY:
+        rule(facts, draft)
+
+
+def conclude(facts: Facts, before: Draft, draft: Draft) -> None:
+    """What follows from all rows together."""
+    for rule in () if facts.advisory else CONCLUDE:
+        rule(facts, before, draft)
+    reasons.settle(facts, before, draft)

@@ -1,0 +1,13 @@
+"""What the receiver concludes from reports. The statements are in 0003_conclude.sql, beside this file."""
+
+from pathlib import Path
+
+from alembic import op
+
+revision = "0003"
+down_revision = "0002"
+
+
+def upgrade() -> None:
+    """Runs the file on the driver's own cursor: many statements at once, and no placeholders in them."""
+    op.get_bind().connection.cursor().execute(Path(__file__).with_suffix(".sql").read_text(encoding="utf-8"))

@@ -1,0 +1,70 @@
+-- What the receiver concludes from reports (SPEC B0 to B5).
+
+ALTER TABLE nodes DROP COLUMN ownership_rev;
+ALTER TABLE nodes ADD COLUMN inventory_boot TEXT;
+ALTER TABLE nodes ADD COLUMN baseline JSONB;
+ALTER TABLE nodes ADD COLUMN attempt BIGINT DEFAULT '1'::bigint NOT NULL;
+ALTER TABLE nodes ADD COLUMN placeable BOOLEAN NOT NULL GENERATED ALWAYS AS
+  (status = 'adopted' AND trust = 'platform' AND no_schedule_reasons = '[]'::jsonb) STORED;
+
+ALTER TABLE node_faults ADD COLUMN bus_id TEXT DEFAULT '' NOT NULL;
+ALTER TABLE node_faults ADD COLUMN message TEXT DEFAULT '' NOT NULL;
+ALTER TABLE node_faults ADD COLUMN "foreign" BOOLEAN DEFAULT false NOT NULL;
+
+ALTER TABLE hardware_keys ADD COLUMN "distinct" JSONB DEFAULT '[]'::jsonb NOT NULL;
+
+CREATE TABLE mig_generations (
+  atom_id TEXT NOT NULL,
+  generation BIGINT NOT NULL,
+  device_id TEXT NOT NULL,
+  node_id TEXT NOT NULL,
+  tenant_id TEXT NOT NULL,
+  profile TEXT,
+  placement JSONB,
+  boot_id TEXT DEFAULT '' NOT NULL,
+  CONSTRAINT pk_mig_generations PRIMARY KEY (atom_id),
+  CONSTRAINT fk_mig_generations_node_id FOREIGN KEY(node_id) REFERENCES nodes (id)
+);
+CREATE INDEX ix_mig_generations_node_id ON mig_generations (node_id);
+CREATE INDEX ix_mig_generations_device_id ON mig_generations (device_id);
+CREATE INDEX ix_device_health_node_id ON device_health (node_id);
+
+-- Reading at the size of a fleet (SPEC B9): every list has an index that leads from a cursor on.
+ALTER TABLE node_labels ADD COLUMN number NUMERIC GENERATED ALWAYS AS
+  (CASE WHEN value ~ '^-?[0-9]+([.][0-9]+)?$' THEN value::numeric END) STORED;
+CREATE INDEX ix_node_labels_key_value_node_id ON node_labels (key, value, node_id);
+CREATE INDEX ix_node_labels_number ON node_labels (key, number, node_id) WHERE number IS NOT NULL;
+CREATE STATISTICS st_node_labels (dependencies, mcv) ON key, value, number FROM node_labels;  -- values are of their key
+
+DROP INDEX ix_nodes_pool_id;
+CREATE INDEX ix_nodes_pool_id_id ON nodes (pool_id, id);
+CREATE INDEX ix_nodes_status_id ON nodes (status, id);
+CREATE INDEX ix_nodes_placeable ON nodes (id) WHERE placeable;
+DROP INDEX ix_atoms_node_id;
+CREATE INDEX ix_atoms_node_id_id_generation ON atoms (node_id, id, generation);
+CREATE INDEX ix_atoms_bookable ON atoms (node_id, id, generation) WHERE bookable;
+DROP INDEX ix_bookings_live_node;
+CREATE INDEX ix_bookings_live_node ON bookings (node_id, atom_id, atom_generation) WHERE ended_at IS NULL;
+DROP INDEX ix_conditions_type_true;
+CREATE INDEX ix_conditions_true ON conditions (type, node_id) WHERE status = 'true';
+CREATE INDEX ix_events_type_xid_seq ON events (type, xid, seq);
+
+-- The images that an images section lists, once for all nodes and snapshots with these bytes.
+CREATE TABLE section_images (
+  hash TEXT NOT NULL,
+  digest TEXT NOT NULL,
+  name TEXT,
+  bytes BIGINT,
+  CONSTRAINT pk_section_images PRIMARY KEY (hash, digest),
+  CONSTRAINT fk_section_images_hash FOREIGN KEY(hash) REFERENCES sections (hash) ON DELETE CASCADE
+);
+CREATE INDEX ix_section_images_digest_hash ON section_images (digest, hash);
+
+-- What is bookable (SPEC B0): the node's part, the atom's with its device's, and no live booking. Placement reads this, and reads
+-- it again under the locks of the node's and the atom's row.
+CREATE VIEW bookable_atoms AS
+  SELECT a.node_id, a.id, a.generation, a.device_id, a.profile, a.tenant_id, n.pool_id
+  FROM nodes n JOIN atoms a ON a.node_id = n.id
+  WHERE n.placeable AND a.bookable AND NOT EXISTS (
+    SELECT FROM bookings b
+    WHERE b.node_id = a.node_id AND b.atom_id = a.id AND b.atom_generation = a.generation AND b.ended_at IS NULL);

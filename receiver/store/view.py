@@ -1,0 +1,337 @@
+"""A node's rows as planning sees them (planning/view.py): loaded in one expression, written where they differ in one statement.
+
+TABLES has a row a table of the draft: how its rows are loaded, keyed and written. A field of a row is a column of that name.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from receiver.ids import Mint
+from receiver.planning import view
+from receiver.planning.policy import parse
+from receiver.planning.view import Booking, Draft, Facts, HardwareKey, Node, Pool
+from receiver.store.database import Connection
+from receiver.store.nodes import lock_node
+from receiver.store.statement import Statement
+from receiver.store.words import jsonb
+
+RESERVATIONS = "bc_reservations"
+HEALTH = "health"  # the owner of the receiver's own noScheduleReasons
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """How rows of one table of the draft are kept.
+
+    `loaded`: which rows, as a condition on the table's row `t` and the node `n`. `changed`: further columns that an update sets,
+    where `t` is the row as it was and `r` as it is to be. `follows`: rows follow their device from node to node.
+    """
+
+    name: str
+    table: str
+    row: type
+    keys: tuple[str, ...]
+    loaded: str = "t.node_id = n.id"
+    changed: str = ""
+    follows: bool = False
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns, as the row's fields are called."""
+        return tuple(one.name for one in fields(self.row))
+
+    def select(self) -> str:
+        """An expression that gives all rows of node `n`, as arrays of their fields."""
+        listed = ", ".join(f't."{name}"' for name in self.columns)
+        return f"(SELECT jsonb_agg(jsonb_build_array({listed})) FROM {self.table} t WHERE {self.loaded})"
+
+    def rows(self, column: Iterable[Sequence[Any]] | None) -> dict[Any, Any]:
+        """What `select` gave, by key."""
+        made = (self.row(*values) for values in column or ())
+        return {row.key: row for row in made}
+
+    def write(self, statement: Statement, before: Mapping[Any, Any], after: Mapping[Any, Any]) -> None:
+        """Adds what differs to a statement. A row that somebody else has inserted meanwhile raises UniqueViolation: try again."""
+        new = [after[key] for key in after.keys() - before.keys()]
+        other = [after[key] for key in after.keys() & before.keys() if self._differ(after[key], before[key])]
+        gone = [before[key] for key in before.keys() - after.keys()]
+        for arm, rows, sql in (("new", new, self._insert()), ("other", other, self._update()), ("gone", gone, self._delete())):
+            if rows:
+                name = f"{self.name}_{arm}"
+                statement.add(name, sql.format(source=self._source(name)), [self._json(row) for row in sorted(rows, key=_by_key)])
+
+    def _differ(self, one: Any, other: Any) -> bool:
+        """Compared as stored: a tuple in JSON is a list when it comes back."""
+        return bool(one != other) and json.dumps(self._json(one), sort_keys=True) != json.dumps(self._json(other), sort_keys=True)
+
+    def _json(self, row: Any) -> dict[str, Any]:
+        return {name: getattr(row, name) for name in self.columns}
+
+    def _source(self, name: str) -> str:
+        return f"jsonb_populate_recordset(NULL::{self.table}, d -> '{name}') AS r"
+
+    def _insert(self) -> str:
+        listed = ", ".join(f'"{name}"' for name in self.columns)
+        taken = ", ".join(f'r."{name}"' for name in self.columns)
+        return (
+            f"INSERT INTO {self.table} (node_id, tenant_id, {listed}) SELECT n.id, n.tenant_id, {taken} "
+            f"FROM doc, nodes n, {{source}} WHERE n.id = %(node)s"
+        )
+
+    def _update(self) -> str:
+        sets = ", ".join(f'"{name}" = r."{name}"' for name in self.columns if name not in self.keys)
+        also = f", {self.changed}" if self.changed else ""
+        owner = "node_id = n.id, tenant_id = n.tenant_id"
+        return (
+            f"UPDATE {self.table} t SET {owner}, {sets}{also} "
+            f"FROM doc, nodes n, {{source}} WHERE n.id = %(node)s AND {self._same()}"
+        )
+
+    def _delete(self) -> str:
+        return f"DELETE FROM {self.table} t USING doc, {{source}} WHERE {self._same()}"
+
+    def _same(self) -> str:
+        mine = () if self.follows else ("t.node_id = %(node)s",)
+        return " AND ".join((*(f"t.{name} = r.{name}" for name in self.keys), *mine))
+
+
+TABLES = (
+    Table(
+        "conditions",
+        "conditions",
+        view.ConditionRow,
+        ("type", "device_id"),
+        changed="since = CASE WHEN t.status = r.status THEN t.since ELSE now() END",
+    ),
+    Table(
+        "devices",
+        "devices",
+        view.Device,
+        ("id",),
+        changed="missing_since = CASE WHEN r.present THEN NULL ELSE coalesce(t.missing_since, now()) END",
+    ),
+    Table("atoms", "atoms", view.Atom, ("id", "generation")),
+    Table("generations", "mig_generations", view.Generation, ("atom_id",), follows=True),
+    Table(
+        "health",
+        "device_health",
+        view.Health,
+        ("device_id", "source", "code", "boot_id"),
+        changed="""closed_at = CASE WHEN r.closed_reason IS NULL THEN NULL ELSE coalesce(t.closed_at, now()) END,
+          since = CASE WHEN t.closed_reason IS NOT NULL AND r.closed_reason IS NULL THEN now() ELSE t.since END""",
+        follows=True,
+    ),
+    Table("faults", "node_faults", view.Counted, ("code", "device_id", "boot_id"), "t.node_id = n.id AND t.boot_id = n.boot_id"),
+    Table("labels", "node_labels", view.Label, ("key",)),
+)
+
+_NODE = ", ".join(f"'{one.name}', n.{one.name}" for one in fields(Node))
+_POOL = """(SELECT jsonb_build_array(p.id, p.name, p.kind, p.gpu_model, p.sharing, p.mode, p.policy, p.revision)
+   FROM pools p WHERE p.id = n.pool_id)"""
+_BOOKINGS = """(SELECT jsonb_agg(jsonb_build_array(b.booking_id, b.device_id, b.atom_id, b.atom_generation))
+   FROM bookings b WHERE b.node_id = n.id AND b.ended_at IS NULL)"""
+_HARDWARE = ", ".join(f'h."{one.name}"' for one in fields(HardwareKey))
+
+# The expression that a load selects of the node `n`.
+COLUMN = f"""jsonb_build_object(
+  'id', n.id, 'tenant', n.tenant_id, 'kind', n.kind, 'boot', n.boot_id, 'epoch', n.epoch, 'online', n.connected,
+  'fresh', ARRAY(SELECT jsonb_object_keys(n.section_baselines)
+                 EXCEPT SELECT m.name FROM node_missing_sections m WHERE m.node_id = n.id),
+  'advisory', n.trust = 'tenant-controlled' OR n.session_trust_epoch < n.trust_epoch,
+  'pool', {_POOL}, 'bookings', {_BOOKINGS}, 'node', jsonb_build_object({_NODE}),
+  'hardware', (SELECT jsonb_build_array({_HARDWARE}) FROM hardware_keys h WHERE h.node_id = n.id AND h.replaced_at IS NULL),
+  {", ".join(f"'{one.name}', {one.select()}" for one in TABLES)})"""
+
+_LOAD = f"SELECT {COLUMN} FROM nodes n WHERE n.id = %s"
+
+# What other nodes have of what this one reports: owners, faults and MIG generations of these devices, holders of this key.
+_FOLLOWING = tuple(one for one in TABLES if one.follows)
+_OTHERS = f"""
+SELECT (SELECT jsonb_object_agg(d.id, d.node_id) FROM devices d WHERE d.id = ANY(%(devices)s) AND d.node_id <> n.id),
+  (SELECT jsonb_agg(h.node_id ORDER BY h.node_id) FROM hardware_keys h
+   WHERE h.key = %(key)s AND h.trusted AND h.replaced_at IS NULL AND h.node_id <> n.id),
+  {", ".join(replace(one, loaded="t.device_id = ANY(%(devices)s) AND t.node_id <> n.id").select() for one in _FOLLOWING)}
+FROM nodes n WHERE n.id = %(node)s
+"""
+
+
+def load(tx: Connection, node_id: str) -> tuple[Facts, Draft]:
+    """A node and its rows, as they are. Raises LookupError for a node that does not exist."""
+    row = tx.execute(_LOAD, [node_id], prepare=True).fetchone()
+    if row is None:
+        raise LookupError(f"no node {node_id}")
+    return as_view(row[0])
+
+
+def lock(tx: Connection, node_id: str) -> tuple[Facts, Draft]:
+    """The same, locked until the transaction ends."""
+    lock_node(tx, node_id)
+    return load(tx, node_id)
+
+
+def as_view(found: Mapping[str, Any]) -> tuple[Facts, Draft]:
+    """What COLUMN selected."""
+    facts = Facts(
+        node_id=found["id"],
+        tenant_id=found["tenant"],
+        kind=found["kind"],
+        boot_id=found["boot"] or "",
+        epoch=found["epoch"],
+        online=found["online"],
+        advisory=found["advisory"],
+        fresh=frozenset(found["fresh"]),
+        pool=as_pool(found["pool"]),
+        bookings=tuple(Booking(*one) for one in found["bookings"] or ()),
+    )
+    draft = Draft(node=_as_node(found["node"]), hardware=_as_hardware(found["hardware"]))
+    for table in TABLES:
+        setattr(draft, table.name, table.rows(found[table.name]))
+    return facts, draft
+
+
+def load_pool(tx: Connection, pool_id: str | None) -> Pool | None:
+    """A pool as plans see it; None for none. Raises LookupError for one that does not exist."""
+    if pool_id is None:
+        return None
+    row = tx.execute(f"SELECT {_POOL} FROM (SELECT %s::text AS pool_id) n", [pool_id]).fetchone()
+    if row is None or row[0] is None:
+        raise LookupError(f"no pool {pool_id}")
+    return as_pool(row[0])
+
+
+def as_pool(column: Sequence[Any] | None) -> Pool | None:
+    """A pool's columns in the order of Pool's fields."""
+    if column is None:
+        return None
+    key, name, kind, model, sharing, mode, policy, revision = column
+    return Pool(key, name, kind, model, sharing, mode, parse(policy), revision)
+
+
+def with_others(tx: Connection, facts: Facts, draft: Draft, devices: Iterable[str], key: str | None) -> Facts:
+    """What other nodes have of these devices and of this hardware key.
+
+    Faults and MIG generations of devices that no other node owns any more come into the draft.
+    """
+    arguments = {"node": facts.node_id, "devices": sorted(set(devices)), "key": key}
+    row = tx.execute(_OTHERS, arguments, prepare=True).fetchone()
+    assert row is not None
+    owners, holders, *rows = row
+    owned = owners or {}
+    for table, column in zip(_FOLLOWING, rows, strict=True):
+        found = {key: one for key, one in table.rows(column).items() if one.device_id not in owned}
+        setattr(draft, table.name, {**found, **getattr(draft, table.name)})
+    return replace(facts, owners=owned, same_key=tuple(holders or ()))
+
+
+def write(statement: Statement, before: Draft, after: Draft, mint: Mint) -> None:
+    """Adds to a statement what differs between two drafts, and what the second one tells."""
+    for table in TABLES:
+        table.write(statement, getattr(before, table.name), getattr(after, table.name))
+    _write_node(statement, before.node, after.node)
+    if after.hardware != before.hardware:
+        _write_hardware(statement, after.hardware)
+    publish(statement, after, mint)
+    if after.history:
+        listed = [{name: getattr(one, name) for name in ("device_id", "serial", "event", "detail")} for one in after.history]
+        statement.add("history", _INSERT_HISTORY, listed)
+    if after.released or after.key_released:
+        statement.add("replan", _INSERT_REPLAN, {"devices": sorted(after.released), "key": after.key_released})
+    if after.plan_again:
+        statement.add("again", _INSERT_AGAIN)
+    if after.faults != before.faults:
+        statement.add("faults_forgotten", _FORGET_FAULTS)
+
+
+def publish(statement: Statement, draft: Draft, mint: Mint) -> None:
+    """Adds the draft's events to a statement, with the pool that the node has from now on."""
+    if draft.events:
+        listed = [{"id": mint("evt"), "type": one.type, "payload": dict(one.payload)} for one in draft.events]
+        statement.add("events", _INSERT_EVENTS, {"pool": draft.node.pool_id, "rows": listed})
+
+
+def notify(tx: Connection, node_id: str, draft: Draft) -> None:
+    """Sends the draft's notices when the transaction commits."""
+    told = [{"reason": one.reason, "deviceId": one.device_id, "nodeId": node_id} for one in draft.notices]
+    if told:
+        tx.execute(f"SELECT pg_notify('{RESERVATIONS}', value::text) FROM jsonb_array_elements(%s)", [jsonb(told)])
+
+
+_INSERT_EVENTS = """INSERT INTO events (id, tenant_id, pool_id, node_id, type, payload)
+  SELECT e.id, n.tenant_id, d -> 'events' ->> 'pool', n.id, e.type, e.payload
+  FROM doc, nodes n, jsonb_to_recordset(d -> 'events' -> 'rows') AS e(id text, type text, payload jsonb) WHERE n.id = %(node)s"""
+_INSERT_HISTORY = """INSERT INTO device_history (node_id, tenant_id, device_id, serial, event, detail)
+  SELECT n.id, n.tenant_id, r.device_id, r.serial, r.event, r.detail
+  FROM doc, nodes n, jsonb_populate_recordset(NULL::device_history, d -> 'history') AS r WHERE n.id = %(node)s"""
+_INSERT_REPLAN = """INSERT INTO replan (node_id, reason, queued_at)
+  SELECT c.node_id, 'released by ' || %(node)s, clock_timestamp()
+  FROM doc, conditions c WHERE c.type = 'DuplicateIdentity' AND c.status = 'true' AND c.node_id <> %(node)s
+    AND (d -> 'replan' -> 'devices' ? c.device_id
+      OR (d -> 'replan' -> 'key')::boolean AND c.evidence ->> 'otherNode' = %(node)s)
+  GROUP BY c.node_id ORDER BY c.node_id
+  ON CONFLICT (node_id) DO UPDATE SET reason = excluded.reason, queued_at = excluded.queued_at"""
+_INSERT_AGAIN = """INSERT INTO replan (node_id, reason, queued_at) VALUES (%(node)s, 'its baseline', clock_timestamp())
+  ON CONFLICT (node_id) DO UPDATE SET reason = excluded.reason, queued_at = excluded.queued_at"""
+_FORGET_FAULTS = """DELETE FROM node_faults f USING nodes n
+  WHERE n.id = %(node)s AND f.node_id = n.id AND f.boot_id <> n.boot_id"""
+
+# Columns of the node that are more than the value: what others have written stays, and times are the database's.
+_REASONS = f"""(SELECT coalesce(jsonb_agg(e ORDER BY e ->> 'owner', e ->> 'type'), '[]') FROM (
+  SELECT e FROM jsonb_array_elements(nodes.{{column}}) AS e WHERE e ->> 'owner' <> '{HEALTH}'
+  UNION ALL SELECT e FROM jsonb_array_elements(a.{{column}}) AS e) AS mine)"""
+_EXPRESSIONS = {name: _REASONS.format(column=name) for name in ("no_schedule_reasons", "would_no_schedule")}
+
+
+def _write_node(statement: Statement, before: Node, after: Node) -> None:
+    for name in (one.name for one in fields(Node)):
+        value = getattr(after, name)
+        if value == getattr(before, name):
+            continue
+        if name in _EXPRESSIONS:
+            value = [{"owner": HEALTH, "type": kind} for kind in value]
+        statement.set(name, value, _EXPRESSIONS.get(name, ""))
+        if name == "status":
+            statement.set("status_since", expression="now()")
+            if value == "maintenance":
+                statement.set("maintenance_since", expression="now()")
+
+
+def _write_hardware(statement: Statement, key: HardwareKey | None) -> None:
+    value = {"key": ""} if key is None else {one.name: getattr(key, one.name) for one in fields(HardwareKey)}
+    statement.add(
+        "hardware_replaced",
+        "UPDATE hardware_keys SET replaced_at = now() FROM doc WHERE node_id = %(node)s AND replaced_at IS NULL "
+        "AND key <> d -> 'hardware_replaced' ->> 'key'",
+        {"key": value["key"]},
+    )
+    if key is not None:
+        listed = ", ".join(f'"{name}"' for name in value)
+        statement.add(
+            "hardware",
+            f"""INSERT INTO hardware_keys AS old (node_id, tenant_id, {listed})
+              SELECT n.id, n.tenant_id, {", ".join(f'r."{name}"' for name in value)}
+              FROM doc, nodes n, jsonb_populate_record(NULL::hardware_keys, d -> 'hardware') AS r WHERE n.id = %(node)s
+              ON CONFLICT (node_id, key) DO UPDATE SET replaced_at = NULL,
+                {", ".join(f'"{name}" = excluded."{name}"' for name in value if name != "key")}""",
+            value,
+        )
+
+
+def _as_node(found: Mapping[str, Any]) -> Node:
+    mine = {
+        name: tuple(sorted(one["type"] for one in found[name] if one["owner"] == HEALTH))
+        for name in ("no_schedule_reasons", "would_no_schedule")
+    }
+    return Node(**{**found, **mine})
+
+
+def _as_hardware(column: Sequence[Any] | None) -> HardwareKey | None:
+    if column is None:
+        return None
+    key, trusted, provisional, identifiers, distinct = column
+    return HardwareKey(key, trusted, provisional, identifiers, tuple(distinct))
+
+
+def _by_key(row: Any) -> Any:
+    return row.key
