@@ -15,7 +15,7 @@ from typing import Literal, NoReturn
 
 Operator = Literal["in", "notin", "exists", "absent", "gt", "lt"]
 
-NUMBER = r"-?[0-9]+(\.[0-9]+)?"  # of a label's value; SQL reads it the same way (column node_labels.number)
+NUMBER = "-?[0-9]+([.][0-9]+)?"  # of a label's value; SQL reads it the same way (column node_labels.number)
 LONGEST = 4096  # characters of a selector
 MOST = 32  # requirements of a selector
 MOST_VALUES = 256  # values of one of them

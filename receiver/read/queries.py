@@ -9,10 +9,26 @@ from datetime import timedelta
 from typing import Any
 
 from bettercompute.contract.ids import is_id
-from sqlalchemy import ColumnElement, Engine, Row, Select, Table, and_, create_engine, func, literal_column, select, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Engine,
+    Row,
+    Select,
+    Table,
+    and_,
+    create_engine,
+    func,
+    literal_column,
+    select,
+    text,
+    tuple_,
+    union_all,
+)
 from sqlalchemy.engine import Connection
 
 from receiver.errors import Invalid, NotFound, OverLimit
+from receiver.planning.selector import Selector
+from receiver.read.selecting import selected
 from receiver.read.tokens import ALL, Scope
 from receiver.store.database import dial
 from receiver.store.schema import (
@@ -30,6 +46,11 @@ ONLINE = timedelta(minutes=5)  # ten status intervals
 _NUMBER = re.compile(r"[0-9]{1,18}")
 # A transaction below this horizon has ended: nothing can appear behind a cursor that stays below it.
 HORIZON: ColumnElement[int] = literal_column("pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
+# A page is a few rows of big tables, found by values of which some are rare and some common: each statement is planned for its
+# own values, and neither compiled nor shared out to processes. A subquery of nodes is planned before what is joined to it.
+_READER = (
+    "SET plan_cache_mode = force_custom_plan; SET jit = off; SET max_parallel_workers_per_gather = 0; SET from_collapse_limit = 1"
+)
 
 
 def open_engine(url: str, size: int) -> Engine:
@@ -39,13 +60,20 @@ def open_engine(url: str, size: int) -> Engine:
     """
     return create_engine(
         "postgresql+psycopg://",
-        creator=lambda: dial(url, name="receiver read"),
+        creator=lambda: _reader(url),
         pool_size=size,
         max_overflow=0,
         pool_pre_ping=True,
         isolation_level="REPEATABLE READ",
         execution_options={"postgresql_readonly": True},
     )
+
+
+def _reader(url: str) -> Any:
+    connection = dial(url, name="receiver read")
+    connection.execute(_READER)
+    connection.commit()
+    return connection
 
 
 def visible(query: Select[Any], table: Table, scope: Scope) -> Select[Any]:
@@ -87,16 +115,28 @@ def node(db: Connection, scope: Scope, node_id: str) -> Row[Any]:
 
 
 def node_page(
-    db: Connection, scope: Scope, pool_id: str | None, status: str | None, after: str, limit: int
+    db: Connection,
+    scope: Scope,
+    pool_id: str | None,
+    status: str | None,
+    after: str,
+    limit: int,
+    condition: str | None = None,
+    selector: Selector = (),
 ) -> tuple[Sequence[Row[Any]], str | None]:
-    """Nodes in the order of their ids, and the cursor of the next page. Raises Invalid for another method's cursor."""
+    """Nodes in the order of their ids, and the cursor of the next page. Raises Invalid for another method's cursor.
+
+    `status` None: any but tombstones. `condition`: a type of which at least one is true. `selector`: of their labels.
+    """
     if after and not is_id(after, "node"):
         raise Invalid(f"cursor {after[:64]!r} is none of this method")
-    query = _nodes(scope).where(nodes.c.id > after).order_by(nodes.c.id).limit(limit + 1)
+    query = _nodes(scope).where(nodes.c.id > after, *selected(selector, after)).order_by(nodes.c.id).limit(limit + 1)
+    query = query.where(nodes.c.status != "deleted" if status is None else nodes.c.status == status)
     if pool_id is not None:
         query = query.where(nodes.c.pool_id == pool_id)
-    if status is not None:
-        query = query.where(nodes.c.status == status)
+    if condition is not None:
+        true = and_(conditions.c.node_id == nodes.c.id, conditions.c.type == condition, conditions.c.status == "true")
+        query = query.where(select(conditions.c.type).where(true, conditions.c.node_id > after).exists())
     rows = db.execute(query).all()
     return rows[:limit], rows[limit - 1].id if len(rows) > limit else None
 
@@ -199,20 +239,46 @@ def place(cursor: str) -> Place:
 def event_page(
     db: Connection, scope: Scope, after: Place, limit: int, node_id: str | None = None, kind: str | None = None
 ) -> Sequence[Row[Any]]:
-    """Events after a place, oldest first, in an order in which nothing appears behind a place that was read."""
-    query = (
-        visible(select(events), events, scope)
-        .where(events.c.xid < HORIZON, tuple_(events.c.xid, events.c.seq) > tuple_(*after))
-        .order_by(events.c.xid, events.c.seq)
-        .limit(limit)
-    )
+    """Events after a place, oldest first, in an order in which nothing appears behind a place that was read.
+
+    `kind`: a type, or a family of them: "node.gpu.*".
+    """
+    order = (events.c.xid, events.c.seq)
+    query = visible(select(events), events, scope).where(events.c.xid < HORIZON, tuple_(*order) > tuple_(*after))
+    query = query.order_by(*order).limit(limit)
+    family = kind.removesuffix("*") if kind is not None and kind.endswith(".*") else None
     if node_id is not None:
         query = query.where(events.c.node_id == node_id)
-    if kind is not None and kind.endswith(".*"):
-        query = query.where(events.c.type.startswith(kind.removesuffix("*"), autoescape=True))
-    elif kind is not None:
+        if family is not None:
+            query = query.where(events.c.type.startswith(family, autoescape=True))
+    elif family is not None:
+        kinds = [one for one in event_types(db) if one.startswith(family)]
+        return _merged(db, [query.where(events.c.type == one) for one in kinds], limit)
+    if kind is not None and family is None:
         query = query.where(events.c.type == kind)
     return db.execute(query).all()
+
+
+def _merged(db: Connection, pages: Sequence[Select[Any]], limit: int) -> Sequence[Row[Any]]:
+    """The first events of these pages together: each is read along the index of its type, however rare that is."""
+    if not pages:
+        return []
+    every = union_all(*(page.subquery().select() for page in pages)).subquery()
+    return db.execute(select(every).order_by(every.c.xid, every.c.seq).limit(limit)).all()
+
+
+_EVENT_TYPES = text("""
+WITH RECURSIVE found(type) AS (
+  (SELECT type FROM events ORDER BY type LIMIT 1)
+  UNION ALL
+  SELECT (SELECT e.type FROM events e WHERE e.type > found.type ORDER BY e.type LIMIT 1) FROM found WHERE found.type IS NOT NULL)
+SELECT type FROM found WHERE type IS NOT NULL
+""")
+
+
+def event_types(db: Connection) -> Sequence[str]:
+    """The types that there are events of, sorted: one step in the index each, not one an event."""
+    return db.execute(_EVENT_TYPES).scalars().all()
 
 
 def event_horizon(db: Connection) -> Place:
