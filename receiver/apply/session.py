@@ -1,26 +1,33 @@
 """Sessions (SPEC B1): a Hello takes the node's next epoch; the older stream, wherever it is, learns it by NOTIFY.
 
-Channel `bc_sessions`, payload `<nodeId> <epoch>`: every stream of that node with a lower epoch is superseded.
+Channel `bc_sessions`, payload `<nodeId> <epoch>`: every stream of that node with a lower epoch is superseded. Channel
+`bc_disbelieved`, the same payload: what streams up to this epoch say is not believed any more (SPEC B2, Trust), they are to end.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
+from bettercompute.contract.sections import ADVISORY
+
 from receiver import ids
 from receiver.events import event
+from receiver.planning.labels import driver_labels
 from receiver.store.database import Connection
 from receiver.store.events import publish
+from receiver.store.labels import set_system_labels
 from receiver.store.nodes import lock_node
 from receiver.store.words import jsonb, text
 from receiver.values import HelloFacts, SessionStart
 
 CHANNEL = "bc_sessions"
+DISBELIEVED = "bc_disbelieved"
 
 _CREATE = "INSERT INTO nodes (id, tenant_id) VALUES (%s, %s) ON CONFLICT (id) DO NOTHING"
 _FACTS = (
     """daemon_version = %(daemon)s, protocol_version = %(protocol)s, drivers = %(drivers)s, capabilities = %(capabilities)s"""
 )
 
+# A session of the platform's begins with no digest where the last one is a tenant's word: what it offers is to be applied.
 _BEGIN = f"""
 WITH old AS (
     SELECT id, epoch, boot_id, instance_id,
@@ -29,7 +36,9 @@ WITH old AS (
     FROM nodes WHERE id = %(node)s),
   node AS (
     UPDATE nodes n SET epoch = n.epoch + 1, session_trust_epoch = n.trust_epoch, connected = true, receiver_id = %(receiver)s,
-      boot_id = %(boot)s, instance_id = %(instance)s, last_seen = now(), {_FACTS}
+      boot_id = %(boot)s, instance_id = %(instance)s, last_seen = now(),
+      applied_digest = CASE WHEN n.trust <> 'platform' OR n.applied_digest NOT LIKE '{ADVISORY}%%' THEN n.applied_digest END,
+      {_FACTS}
     FROM old WHERE n.id = old.id
     RETURNING n.*, old.alternation),
   ended AS (
@@ -73,12 +82,40 @@ def hello(tx: Connection, node_id: str, facts: HelloFacts, mint: ids.Mint = ids.
         told.append(event("security.node.duplicate-session", {"epoch": epoch, "previousEpoch": facts.previous_epoch}))
     if told:
         publish(tx, node_id, told, mint)
+    set_system_labels(tx, node_id, epoch, driver_labels(facts.drivers))
     return SessionStart(node_id, tenant, epoch, digest, plan_rev, created)
 
 
 def hello_again(tx: Connection, node_id: str, epoch: int, facts: HelloFacts) -> bool:
     """A Hello on the open stream: drivers or capabilities changed. Writes only what differs; answers whether it did."""
-    return tx.execute(_AMEND, {"epoch": epoch, **_arguments(node_id, facts)}).rowcount == 1
+    amended = tx.execute(_AMEND, {"epoch": epoch, **_arguments(node_id, facts)}).rowcount == 1
+    if amended:
+        set_system_labels(tx, node_id, epoch, driver_labels(facts.drivers))
+    return amended
+
+
+def disbelieve(tx: Connection, node_id: str) -> None:
+    """Ends the node's session: whoever has raised its `trust_epoch` believes nothing of it any more. What the next session offers
+    is applied, also when it is what was applied last.
+
+    This is where revocation joins: once nodes have certificates (SPEC B1), those of this node are revoked here, in the same
+    transaction, before its stream hears of it. Until then the node may come back as it is.
+    """
+    tx.execute(_DISBELIEVE, [node_id])
+
+
+_DISBELIEVE = f"""
+WITH node AS (UPDATE nodes SET applied_digest = NULL WHERE id = %s RETURNING id, epoch)
+SELECT pg_notify('{DISBELIEVED}', id || ' ' || epoch) FROM node
+"""
+
+
+def disbelieved(tx: Connection, node_ids: Sequence[str]) -> list[tuple[str, int]]:
+    """Which of these nodes have a session that is not believed, and its epoch: for whoever may have missed a notification."""
+    return tx.execute(_DISBELIEVED, [list(node_ids)]).fetchall()
+
+
+_DISBELIEVED = "SELECT id, epoch FROM nodes WHERE id = ANY(%s) AND session_trust_epoch < trust_epoch"
 
 
 def end_sessions(tx: Connection, gone: Sequence[tuple[str, int, str]]) -> None:
