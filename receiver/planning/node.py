@@ -5,19 +5,21 @@
 (`facts.advisory`), neither runs (SPEC B2, Trust); what its conditions tell is told all the same.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from bettercompute.agent.v1 import inventory_pb2 as pb
 from bettercompute.contract import xids
+from bettercompute.contract.gpu_models import GPU_MODELS
 
-from receiver.planning import hardware, reasons
+from receiver.planning import atoms, devices, hardware, labels, reasons
 from receiver.planning.view import Draft, Facts
 from receiver.values import Json
 
 Rule = Callable[[Facts, Draft], None]
 Conclusion = Callable[[Facts, Draft, Draft], None]  # facts, the rows as stored, the draft
 
-INVENTORY: tuple[Rule, ...] = (hardware.plan,)
+TABLES: Mapping[str, int] = {"models": GPU_MODELS.version, "xids": xids.table().version}  # a newer one plans all nodes again
+INVENTORY: tuple[Rule, ...] = (devices.plan, atoms.plan, labels.plan, hardware.plan)
 CONCLUDE: tuple[Conclusion, ...] = ()
 
 
@@ -30,7 +32,7 @@ def plan_key(facts: Facts, digest: str | None) -> Json:
     assigned = [gpu.uuid for gpu in gpus.gpus if gpu.assigned] if isinstance(gpus, pb.GpusSection) else []
     return {
         "digest": digest,
-        "xids": xids.table().version,
+        **TABLES,
         "pool": facts.pool and [facts.pool.id, facts.pool.revision],
         "assigned": sorted(assigned),
     }

@@ -161,6 +161,9 @@ def test_lost_gpu_is_told_when_its_section_returns(tx: Connection) -> None:
     assert told(tx)[2:] == ["node.inventory.changed", "node.gpu.missing"]
 
 
+CHANGES = ("node.gpu.missing", "node.gpu.added")  # of the diff; that a GPU is lost meanwhile is told beside them
+
+
 def unlisting(*numbers: int, on_pci: int = 3, **more: Any) -> dict[str, bytes]:
     """A host of which NVML lists these GPUs, and PCI shows `on_pci` of them."""
     return host(gpus=gpus(*(gpu(number) for number in numbers), on_pci=on_pci, **more))
@@ -170,7 +173,7 @@ def test_gpu_that_is_only_unlisted_for_a_while_is_not_added_when_it_returns(tx: 
     join(tx)
     for bodies in (unlisting(0, 1, 2), unlisting(0, 1), unlisting(0, 1, driver="570.1"), unlisting(0, 1, 2, driver="570.1")):
         assert apply(tx, bodies).status == "applied"
-    assert told(tx, "node.gpu") == []
+    assert [one for one in told(tx, "node.gpu") if one in CHANGES] == []
     assert told(tx, "node.driver") == ["node.driver.changed"]
     assert node(tx, "jsonb_array_length(section_baselines -> 'gpus')") == 2, "it is listed again: nothing to remember"
 
@@ -186,7 +189,7 @@ def test_gpu_that_is_unlisted_first_and_leaves_pci_then_is_missing_once(tx: Conn
         unlisting(0, 1, on_pci=2, driver="580.1"),
     ):
         assert apply(tx, bodies).status == "applied"
-    assert told(tx, "node.gpu") == ["node.gpu.missing"]
+    assert [one for one in told(tx, "node.gpu") if one in CHANGES] == ["node.gpu.missing"]
     row = tx.execute("SELECT payload FROM events WHERE type = 'node.gpu.missing'").fetchone()
     assert row is not None
     assert (row[0]["deviceId"], row[0]["before"]["serial"]) == ("GPU-00000002", "165002")
@@ -196,7 +199,7 @@ def test_gpu_that_took_the_place_of_an_unlisted_one_replaced_it(tx: Connection) 
     join(tx)
     for bodies in (unlisting(0, 1), unlisting(0), host(gpus=gpus(gpu(0), gpu(1, uuid="GPU-new"), on_pci=2))):
         apply(tx, bodies)
-    assert told(tx, "node.gpu") == ["node.gpu.missing", "node.gpu.added"]
+    assert [one for one in told(tx, "node.gpu") if one in CHANGES] == ["node.gpu.missing", "node.gpu.added"]
 
 
 def test_errored_gpus_count_as_missing_but_their_bytes_are_kept(tx: Connection) -> None:
