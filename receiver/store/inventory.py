@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from receiver.planning.diff import COMPARED
 from receiver.planning.inventory import AppendSnapshot, Baseline, Current, InventoryPlan, SetApplied, SetBaseline
 from receiver.planning.view import Draft, Facts
-from receiver.store import missing, view
+from receiver.store import images, missing, view
 from receiver.store.database import Connection
 from receiver.store.nodes import lock_node
 from receiver.store.statement import Statement
@@ -163,6 +163,8 @@ def write(statement: Statement, loaded: Loaded, offer: Offer, bodies: Mapping[st
     if bodies:
         statement.add("sections", _SECTIONS)
         statement.add("tenant_sections", _TENANT_SECTIONS)
+    if "images" in bodies:
+        images.write(statement, hashes["images"], bodies["images"])
     for step in steps:
         if isinstance(step, AppendSnapshot):
             statement.guard = _KNOWN

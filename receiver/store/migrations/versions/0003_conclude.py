@@ -4,10 +4,14 @@ from pathlib import Path
 
 from alembic import op
 
+from receiver.store import images
+
 revision = "0003"
 down_revision = "0002"
 
 
 def upgrade() -> None:
     """Runs the file on the driver's own cursor: many statements at once, and no placeholders in them."""
-    op.get_bind().connection.cursor().execute(Path(__file__).with_suffix(".sql").read_text(encoding="utf-8"))
+    connection = op.get_bind().connection
+    connection.cursor().execute(Path(__file__).with_suffix(".sql").read_text(encoding="utf-8"))
+    images.fill(connection.driver_connection)
