@@ -27,6 +27,7 @@ from receiver.gateway.registry import Registry
 from receiver.gateway.server import Server
 from receiver.gateway.session import Sessions
 from receiver.read.api import EVENTS_CHANNEL, Api
+from receiver.planning.pressure import Levels
 from receiver.read.queries import open_engine
 from receiver.store import database, embedded
 from receiver.store.embedded import EmbeddedPostgres
@@ -111,7 +112,8 @@ class Receiver:
         self.reading = ThreadPoolExecutor(size, "read")
         self.registry = Registry(time.monotonic, random.random)
         name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        self.jobs = Jobs(self.pool, self.threads, self.registry, config.tenant, name, config.status_handlers)
+        levels = Levels(config.pressure_raise, config.pressure_samples)
+        self.jobs = Jobs(self.pool, self.threads, self.registry, config.tenant, name, config.status_handlers, levels)
         self.woken = asyncio.Condition()
         self.api = Api(self.engine, self.reading, self.woken, lambda: self.registry.met.update([limits.PAGE.name]))
         self.url = url

@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import NoReturn, Self
 
@@ -64,6 +64,7 @@ class FakeDaemon:
     welcome: pb.Welcome = field(default_factory=pb.Welcome)
     conditions: dict[tuple[str, str], pb.Condition] = field(default_factory=dict)
     pressure: pb.Pressure | None = None
+    skew: float = 0.0  # seconds that its clock is ahead
     digest: str = ""
     missing: dict[str, str] = field(default_factory=dict)
     collected_at: datetime | None = None
@@ -206,7 +207,7 @@ class FakeDaemon:
         """What report() sends."""
         return pb.StatusReport(
             seq=self.seq,
-            sent_at=stamp(),
+            sent_at=stamp(datetime.now(UTC) + timedelta(seconds=self.skew)),
             digest=self.digest,
             collected_at=stamp(self.collected_at) if self.collected_at else None,
             missing=self._missing(),

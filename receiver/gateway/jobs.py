@@ -9,10 +9,12 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg_pool import PoolTimeout
 
-from receiver.apply import command, inventory, session, status
+from receiver.apply import command, inventory, session, status, telemetry
 from receiver.gateway import messages as m
 from receiver.gateway import work
 from receiver.gateway.registry import Registry, Stream, superseded
+from receiver.gateway.telemetry import Telemetry
+from receiver.planning.pressure import Levels
 from receiver.store.database import LOST_RACE, Connection, Pool, transact
 from receiver.values import STATUS_HANDLERS, HelloFacts
 
@@ -28,7 +30,10 @@ LOG = logging.getLogger("receiver.gateway")
 
 
 class Jobs:
-    """The one way from a stream to the database. `tenant`: of nodes that are not known yet; `handlers`: of status reports."""
+    """The one way from a stream to the database.
+
+    `tenant`: of nodes that are not known yet; `handlers`: of status reports; `levels`: of pressure.
+    """
 
     def __init__(
         self,
@@ -38,6 +43,7 @@ class Jobs:
         tenant: str,
         receiver_id: str,
         handlers: Collection[str] = STATUS_HANDLERS,
+        levels: Levels | None = None,
     ) -> None:
         self.pool = pool
         self.threads = threads
@@ -45,6 +51,7 @@ class Jobs:
         self.tenant = tenant
         self.receiver_id = receiver_id
         self.handlers = handlers
+        self.levels = (levels or Levels()) if "pressure" in handlers else None
         self.away = False  # there was no connection the last time
         self.failures, self.warned = 0, -WARN_EVERY
 
@@ -98,7 +105,10 @@ class Jobs:
     async def begin(self, stream: Stream, job: work.Begin) -> work.Begun:
         """Takes the next epoch; an older stream of the node ends."""
         facts = self._facts(job.hello)
-        start = await self.transaction(lambda tx: session.hello(tx, stream.node_id, facts))
+        start, standing = await self.transaction(
+            lambda tx: (session.hello(tx, stream.node_id, facts), telemetry.standing(tx, stream.node_id))
+        )
+        stream.telemetry = Telemetry.begin(self.levels, standing, facts.boot_id)
         self.registry.begun(stream, start.epoch, start.plan_rev)
         return work.Begun(start)
 
@@ -108,17 +118,21 @@ class Jobs:
         await self.transaction(lambda tx: session.hello_again(tx, stream.node_id, stream.epoch, facts))
 
     async def judge(self, stream: Stream, job: work.Judge) -> None:
-        """Notes the node as seen; records the report when it is news."""
+        """Notes the node as seen; records the report when it is news, and what its telemetry came to when that is."""
         self.registry.seen[stream.node_id] = stream.epoch
-        if not stream.is_news(job.status):
+        concluded, news = stream.telemetry.follow(job.pressure, job.offset), stream.is_news(job.status)
+        if not news and not concluded:
             return
-        plan_rev = stream.plan_rev
+        plan_rev, node_id, epoch = stream.plan_rev, stream.node_id, stream.epoch
 
         def record(tx: Connection) -> bool:
-            return status.record_status(tx, stream.node_id, stream.epoch, job.status, self.handlers)
+            return (not news or status.record_status(tx, node_id, epoch, job.status, self.handlers)) and (
+                not concluded or telemetry.record_host_pressure(tx, node_id, concluded, epoch)
+            )
 
         if await self.transaction(record):
             stream.judged = (job.status, plan_rev)
+            stream.telemetry.record(concluded)
         else:
             stream.tell(superseded(None))
 
@@ -166,7 +180,7 @@ class Jobs:
         self.registry.taken(node_id, int(epoch))
 
     async def look_up_epochs(self) -> None:
-        """Notifications may have been missed: ends the streams whose node has a newer session."""
+        """Notifications may have been missed: ends the streams whose node has a newer session, or that are not believed."""
         nodes = list(self.registry.current)
         try:
             found = await self.transaction(lambda tx: session.epochs(tx, nodes))

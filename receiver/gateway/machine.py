@@ -167,7 +167,7 @@ def _report(machine: Machine, report: m.Report, now: float) -> Actions:
     if machine.upload is not None and now - machine.upload.at > UPLOAD_LIMIT:
         machine.upload = None  # bcd has given it up
     ask = reported and machine.upload is None and not same_digest(reported, machine.applied)
-    return (Judge(report.status, report.pressure), *((m.Request(offer=True),) if ask else ()))
+    return (Judge(report.status, report.pressure, report.offset), *((m.Request(offer=True),) if ask else ()))
 
 
 # ---- rules: inventory

@@ -33,7 +33,8 @@ class Hello:
 class Report:
     """A status report: `status` is what it says, without its number, its time and what moves with every report.
 
-    `bad`: types of conditions that it may not set.
+    `bad`: types of conditions that it may not set. `offset`: seconds that the node's clock is at least ahead of this receiver's,
+    or behind (below zero); None: the report does not say when it was sent.
     """
 
     seq: int
@@ -41,6 +42,7 @@ class Report:
     status: Status
     bad: tuple[str, ...] = ()
     pressure: Pressure | None = None
+    offset: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from receiver.gateway import limits
 from receiver.gateway import messages as m
 from receiver.gateway.limits import Bucket, Counts, Limit, NodeLimits, OverLimit
+from receiver.gateway.telemetry import Telemetry
 from receiver.gateway.work import Leave
 from receiver.values import Status
 
@@ -30,6 +31,7 @@ class Stream:
     epoch: int = 0
     plan_rev: int = 0
     judged: tuple[Status, int] | None = None  # the last report that was recorded, and the plan_rev it was judged under
+    telemetry: Telemetry = field(default_factory=Telemetry)
     bad: tuple[str, ...] = ()  # conditions of the last report that were dropped
 
     def tell(self, end: m.End) -> None:

@@ -5,6 +5,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,8 +20,10 @@ from receiver.gateway.limits import OverLimit
 from receiver.gateway.machine import Machine, Phase
 from receiver.gateway.registry import Registry, Stream, draining
 from receiver.gateway.work import Action, Bad, Begin, Leave, Queued
+from receiver.planning import clock
 
 HELLO_SECONDS = 10.0  # a stream without a Hello by then is closed
+PROMPT = 0.05  # seconds: a message that was waited for longer was not there before
 
 LOG = logging.getLogger("receiver.gateway")
 Context = grpc.aio.ServicerContext[bytes, pb.SessionResponse]
@@ -73,6 +76,7 @@ class _Conversation:
         self.deadline = self.registry.now() + HELLO_SECONDS  # for Hello, whatever else comes before it
         self.last: m.End | None = None
         self.reading: asyncio.Future[Any] | None = None
+        self.empty = datetime.now(UTC)  # when it was last known that no message waits to be read
 
     async def run(self) -> str:
         """Until the stream ends; the reason."""
@@ -86,7 +90,7 @@ class _Conversation:
     async def _next(self) -> object | None:
         """bcd's next message, or what comes from outside; None at the end of bcd's half."""
         if self.reading is None:
-            self.reading = asyncio.ensure_future(self.context.read())
+            self.reading = asyncio.ensure_future(self._read())
         reading, leave, queued = self.reading, self.stream.leave, self.stream.queued
         limit = max(0.0, self.deadline - self.registry.now()) if self.machine.phase is Phase.NEW else None
         done, _ = await asyncio.wait({reading, leave, queued}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
@@ -99,15 +103,24 @@ class _Conversation:
             self.stream.queued = asyncio.get_running_loop().create_future()
             return Queued()
         self.reading = None
-        data = reading.result()
+        data, since, came = reading.result()
         if data is grpc.aio.EOF:
             return None
         try:
-            return codec.decode(data)
+            return _dated(codec.decode(data), since, came)
         except codec.BadMessage as error:
             return Bad(str(error))
         except OverLimit as error:
             return Bad(str(error), error.limit)
+
+    async def _read(self) -> tuple[Any, datetime, datetime]:
+        """The next bytes, and the times between which they came: they may have waited for the end of a job."""
+        asked = datetime.now(UTC)
+        data = await self.context.read()
+        came = datetime.now(UTC)
+        if (came - asked).total_seconds() > PROMPT:
+            self.empty = came
+        return data, self.empty, came
 
     async def _follow(self, actions: Sequence[Action]) -> None:
         """Says and does what the machine answered; what a job's event leads to comes next, before bcd's next message."""
@@ -140,3 +153,10 @@ class _Conversation:
             level = logging.WARNING if message.status in ("refused", "retry") else logging.INFO
             facts = {"snapshot": message.snapshot_id, "section": message.section, "reason": message.reason}
             LOG.log(level, f"inventory {message.status}", extra={"node": self.stream.node_id, **facts})
+
+
+def _dated(message: m.FromNode, since: datetime, came: datetime) -> m.FromNode:
+    """A report with what its time says of the node's clock."""
+    if isinstance(message, m.Report) and message.sent_at is not None:
+        return replace(message, offset=clock.offset(message.sent_at, since, came))
+    return message

@@ -33,11 +33,13 @@ class Rewrite:
 class Judge:
     """Record what a report says, if it differs from the one judged last. No answer.
 
-    `pressure` is telemetry: it is never written, and another sample does not make a report another one.
+    `pressure` and `offset` (of the clock, as m.Report has it) are telemetry: they are never written, and another sample does not
+    make a report another one.
     """
 
     status: Status
     pressure: Pressure | None = None
+    offset: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
