@@ -5,7 +5,7 @@ TABLES has a row a table of the draft: how its rows are loaded, keyed and writte
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from receiver.ids import Mint
@@ -25,8 +25,9 @@ HEALTH = "health"  # the owner of the receiver's own noScheduleReasons
 class Table:
     """How rows of one table of the draft are kept.
 
-    `loaded`: which rows, as a condition on the table's row `t` and the node `n`. `changed`: further columns that an update sets,
-    where `t` is the row as it was and `r` as it is to be. `follows`: rows follow their device from node to node.
+    `loaded`: which rows, as a condition on the table's row `t` and the node `n`. `changed`: further columns and what they are
+    set to, where `t` is the row as it was (NULL for a new one) and `r` as it is to be. `follows`: rows follow their device: they
+    are the node's that has it, or, while none does, that wrote them last.
     """
 
     name: str
@@ -34,7 +35,7 @@ class Table:
     row: type
     keys: tuple[str, ...]
     loaded: str = "t.node_id = n.id"
-    changed: str = ""
+    changed: Mapping[str, str] = field(default_factory=dict)
     follows: bool = False
 
     @property
@@ -44,8 +45,19 @@ class Table:
 
     def select(self) -> str:
         """An expression that gives all rows of node `n`, as arrays of their fields."""
+        if not self.follows:
+            return self.select_where(self.loaded)
+        of_devices = f"SELECT f.* FROM devices d JOIN {self.table} f ON f.device_id = d.id WHERE d.node_id = n.id"
+        nobodys = "NOT EXISTS (SELECT FROM devices d WHERE d.id = f.device_id)"
+        return self._select(f"({of_devices} UNION ALL SELECT f.* FROM {self.table} f WHERE f.node_id = n.id AND {nobodys}) t")
+
+    def select_where(self, condition: str) -> str:
+        """The same of the rows `t` for which this holds."""
+        return self._select(f"{self.table} t WHERE {condition}")
+
+    def _select(self, source: str) -> str:
         listed = ", ".join(f't."{name}"' for name in self.columns)
-        return f"(SELECT jsonb_agg(jsonb_build_array({listed})) FROM {self.table} t WHERE {self.loaded})"
+        return f"(SELECT jsonb_agg(jsonb_build_array({listed})) FROM {source})"
 
     def rows(self, column: Iterable[Sequence[Any]] | None) -> dict[Any, Any]:
         """What `select` gave, by key."""
@@ -73,16 +85,19 @@ class Table:
         return f"jsonb_populate_recordset(NULL::{self.table}, d -> '{name}') AS r"
 
     def _insert(self) -> str:
-        listed = ", ".join(f'"{name}"' for name in self.columns)
-        taken = ", ".join(f'r."{name}"' for name in self.columns)
+        """A row that follows a device may be there, as another node's that had the device."""
+        names = [f'"{name}"' for name in (*self.columns, *self.changed)]
+        taken = (*(f'r."{name}"' for name in self.columns), *self.changed.values())
+        sets = ", ".join(f"{name} = excluded.{name}" for name in ("node_id", "tenant_id", *names))
+        conflict = f" ON CONFLICT ({', '.join(self.keys)}) DO UPDATE SET {sets}" if self.follows else ""
         return (
-            f"INSERT INTO {self.table} (node_id, tenant_id, {listed}) SELECT n.id, n.tenant_id, {taken} "
-            f"FROM doc, nodes n, {{source}} WHERE n.id = %(node)s"
+            f"INSERT INTO {self.table} (node_id, tenant_id, {', '.join(names)}) SELECT n.id, n.tenant_id, {', '.join(taken)} "
+            f"FROM doc, nodes n, {{source}} LEFT JOIN {self.table} t ON {self._same()} WHERE n.id = %(node)s{conflict}"
         )
 
     def _update(self) -> str:
         sets = ", ".join(f'"{name}" = r."{name}"' for name in self.columns if name not in self.keys)
-        also = f", {self.changed}" if self.changed else ""
+        also = "".join(f", {name} = {value}" for name, value in self.changed.items())
         owner = "node_id = n.id, tenant_id = n.tenant_id"
         return (
             f"UPDATE {self.table} t SET {owner}, {sets}{also} "
@@ -103,14 +118,14 @@ TABLES = (
         "conditions",
         view.ConditionRow,
         ("type", "device_id"),
-        changed="since = CASE WHEN t.status = r.status THEN t.since ELSE now() END",
+        changed={"since": "CASE WHEN t.status = r.status THEN t.since ELSE now() END"},
     ),
     Table(
         "devices",
         "devices",
         view.Device,
         ("id",),
-        changed="missing_since = CASE WHEN r.present THEN NULL ELSE coalesce(t.missing_since, now()) END",
+        changed={"missing_since": "CASE WHEN r.present THEN NULL ELSE coalesce(t.missing_since, now()) END"},
     ),
     Table("atoms", "atoms", view.Atom, ("id", "generation")),
     Table("generations", "mig_generations", view.Generation, ("atom_id",), follows=True),
@@ -119,8 +134,10 @@ TABLES = (
         "device_health",
         view.Health,
         ("device_id", "source", "code", "boot_id"),
-        changed="""closed_at = CASE WHEN r.closed_reason IS NULL THEN NULL ELSE coalesce(t.closed_at, now()) END,
-          since = CASE WHEN t.closed_reason IS NOT NULL AND r.closed_reason IS NULL THEN now() ELSE t.since END""",
+        changed={
+            "closed_at": "CASE WHEN r.closed_reason IS NULL THEN NULL ELSE coalesce(t.closed_at, now()) END",
+            "since": "CASE WHEN t.closed_at IS NULL OR r.closed_reason IS NOT NULL THEN coalesce(t.since, now()) ELSE now() END",
+        },
         follows=True,
     ),
     Table("faults", "node_faults", view.Counted, ("code", "device_id", "boot_id"), "t.node_id = n.id AND t.boot_id = n.boot_id"),
@@ -132,15 +149,18 @@ _POOL = """(SELECT jsonb_build_array(p.id, p.name, p.kind, p.gpu_model, p.sharin
    FROM pools p WHERE p.id = n.pool_id)"""
 _BOOKINGS = """(SELECT jsonb_agg(jsonb_build_array(b.booking_id, b.device_id, b.atom_id, b.atom_generation))
    FROM bookings b WHERE b.node_id = n.id AND b.ended_at IS NULL)"""
+# Of GPUs whose XIDs are counted: one may be another node's by now.
+_OWNERS = """(SELECT jsonb_object_agg(d.id, d.node_id) FROM node_faults f JOIN devices d ON d.id = f.device_id
+   WHERE f.node_id = n.id AND f.boot_id = n.boot_id AND d.node_id <> n.id)"""
 _HARDWARE = ", ".join(f'h."{one.name}"' for one in fields(HardwareKey))
 
 # The expression that a load selects of the node `n`.
 COLUMN = f"""jsonb_build_object(
-  'id', n.id, 'tenant', n.tenant_id, 'kind', n.kind, 'boot', n.boot_id, 'epoch', n.epoch, 'online', n.connected,
+  'id', n.id, 'tenant', n.tenant_id, 'kind', n.kind, 'boot', n.boot_id, 'epoch', n.epoch, 'online', n.connected AND n.session_trust_epoch >= n.trust_epoch,
   'fresh', ARRAY(SELECT jsonb_object_keys(n.section_baselines)
                  EXCEPT SELECT m.name FROM node_missing_sections m WHERE m.node_id = n.id),
   'advisory', n.trust = 'tenant-controlled' OR n.session_trust_epoch < n.trust_epoch,
-  'pool', {_POOL}, 'bookings', {_BOOKINGS}, 'node', jsonb_build_object({_NODE}),
+  'pool', {_POOL}, 'bookings', {_BOOKINGS}, 'owners', {_OWNERS}, 'node', jsonb_build_object({_NODE}),
   'hardware', (SELECT jsonb_build_array({_HARDWARE}) FROM hardware_keys h WHERE h.node_id = n.id AND h.replaced_at IS NULL),
   {", ".join(f"'{one.name}', {one.select()}" for one in TABLES)})"""
 
@@ -152,7 +172,7 @@ _OTHERS = f"""
 SELECT (SELECT jsonb_object_agg(d.id, d.node_id) FROM devices d WHERE d.id = ANY(%(devices)s) AND d.node_id <> n.id),
   (SELECT jsonb_agg(h.node_id ORDER BY h.node_id) FROM hardware_keys h
    WHERE h.key = %(key)s AND h.trusted AND h.replaced_at IS NULL AND h.node_id <> n.id),
-  {", ".join(replace(one, loaded="t.device_id = ANY(%(devices)s) AND t.node_id <> n.id").select() for one in _FOLLOWING)}
+  {", ".join(one.select_where("t.device_id = ANY(%(devices)s) AND t.node_id <> n.id") for one in _FOLLOWING)}
 FROM nodes n WHERE n.id = %(node)s
 """
 
@@ -184,6 +204,7 @@ def as_view(found: Mapping[str, Any]) -> tuple[Facts, Draft]:
         fresh=frozenset(found["fresh"]),
         pool=as_pool(found["pool"]),
         bookings=tuple(Booking(*one) for one in found["bookings"] or ()),
+        owners=found["owners"] or {},
     )
     draft = Draft(node=_as_node(found["node"]), hardware=_as_hardware(found["hardware"]))
     for table in TABLES:
@@ -222,7 +243,7 @@ def with_others(tx: Connection, facts: Facts, draft: Draft, devices: Iterable[st
     for table, column in zip(_FOLLOWING, rows, strict=True):
         found = {key: one for key, one in table.rows(column).items() if one.device_id not in owned}
         setattr(draft, table.name, {**found, **getattr(draft, table.name)})
-    return replace(facts, owners=owned, same_key=tuple(holders or ()))
+    return replace(facts, owners={**facts.owners, **owned}, same_key=tuple(holders or ()))
 
 
 def write(statement: Statement, before: Draft, after: Draft, mint: Mint) -> None:
