@@ -156,7 +156,8 @@ _HARDWARE = ", ".join(f'h."{one.name}"' for one in fields(HardwareKey))
 
 # The expression that a load selects of the node `n`.
 COLUMN = f"""jsonb_build_object(
-  'id', n.id, 'tenant', n.tenant_id, 'kind', n.kind, 'boot', n.boot_id, 'epoch', n.epoch, 'online', n.connected AND n.session_trust_epoch >= n.trust_epoch,
+  'id', n.id, 'tenant', n.tenant_id, 'kind', n.kind, 'boot', n.boot_id, 'epoch', n.epoch,
+  'online', n.connected AND n.session_trust_epoch >= n.trust_epoch,
   'fresh', ARRAY(SELECT jsonb_object_keys(n.section_baselines)
                  EXCEPT SELECT m.name FROM node_missing_sections m WHERE m.node_id = n.id),
   'advisory', n.trust = 'tenant-controlled' OR n.session_trust_epoch < n.trust_epoch,
