@@ -1,17 +1,22 @@
-"""Status reports (SPEC A3, B3): load, plan, write. One that changes nothing writes and locks nothing."""
+"""Status reports (SPEC A3, B3, B4): load, plan, write. One that changes nothing writes and locks nothing."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from receiver import ids
-from receiver.planning.conditions import plan_conditions
-from receiver.planning.faults import plan_faults
+from receiver.planning import conditions, faults
 from receiver.planning.inventory import last_good
-from receiver.planning.missing import plan_missing
+from receiver.planning.missing import ClearMissing, SetMissing, plan_missing
+from receiver.planning.node import conclude
+from receiver.planning.view import Draft
 from receiver.store import status as store
+from receiver.store import view
 from receiver.store.database import Connection
 from receiver.store.nodes import lock_node
+from receiver.store.statement import Statement
 from receiver.values import STATUS_HANDLERS, Status
+
+Steps = list[SetMissing | ClearMissing]
 
 
 def record_status(
@@ -25,16 +30,25 @@ def record_status(
     """Records a report of the session with this epoch. False: another session has the node, nothing was recorded.
 
     Sections that the report says are missing are kept with their error and the last snapshot that has them; those that it
-    does not name any more are there again. Conditions are what the report says; faults are counted (SPEC B3, B4). `handlers`:
-    those of STATUS_HANDLERS that are in force. Raises LookupError for a node that does not exist.
+    does not name any more are there again. Conditions are what the report says; XIDs are counted and judged. `handlers`: those
+    of STATUS_HANDLERS that are in force. Raises LookupError for a node that does not exist.
     """
-    stored = store.load(tx, node_id)
-    if stored.epoch == epoch and (_steps(stored, status, handlers) or _differs(stored, status)):
-        lock_node(tx, node_id)
+    for locked in (False, True):
+        if locked:
+            lock_node(tx, node_id)
         stored = store.load(tx, node_id)
-        if stored.epoch == epoch:
-            store.write(tx, node_id, status, _steps(stored, status, handlers), mint)
-    return stored.epoch == epoch
+        if stored.facts.epoch != epoch:
+            return False
+        steps = _missing(stored, status)
+        before, draft = _planned(tx, stored, status, handlers, steps)
+        statement = Statement(node_id)
+        store.write(statement, stored, status, steps)
+        view.write(statement, before, draft, mint)
+        if statement.empty:
+            return True
+    statement.run(tx)
+    view.notify(tx, node_id, draft)
+    return True
 
 
 def touch(tx: Connection, sessions: Sequence[tuple[str, int]]) -> dict[str, int]:
@@ -45,16 +59,33 @@ def touch(tx: Connection, sessions: Sequence[tuple[str, int]]) -> dict[str, int]
     return store.touch(tx, sessions) if sessions else {}
 
 
-def _steps(stored: store.Stored, status: Status, handlers: Collection[str]) -> list[object]:
+def _missing(stored: store.Stored, status: Status) -> Steps:
     absent = {one.name: (one.error, "report") for one in status.missing}
     rows = stored.current.missing or {}
-    steps: list[object] = [*plan_missing(rows, absent, last_good(stored.current), frozenset(("report",)))]  # type: ignore[arg-type]
+    return [*plan_missing(rows, absent, last_good(stored.current), frozenset(("report",)))]  # type: ignore[arg-type]
+
+
+def _planned(
+    tx: Connection, stored: store.Stored, status: Status, handlers: Collection[str], steps: Steps
+) -> tuple[Draft, Draft]:
+    """The node's rows as they are and as they are to be. What another node has of a GPU that an XID names is looked up."""
+    facts, before = stored.facts, stored.rows
+    strangers = {one.device_id for one in status.faults if one.device_id} - before.devices.keys()
+    if strangers and "xid" in handlers and not facts.advisory:
+        facts = view.with_others(tx, facts, before, strangers, None)
+    draft = before.copy()
     if "conditions" in handlers:
-        steps += plan_conditions(stored.conditions, status.conditions, stored.advisory)
-    if "xid" in handlers and not stored.advisory:  # a tenant's XIDs are nothing (SPEC B2, Trust)
-        steps += plan_faults(stored.faults, status.faults)
-    return steps
+        conditions.report(facts, draft, status.conditions)
+    if "xid" in handlers:
+        faults.count(facts, draft, status.faults)
+    if _confirms(stored, status, steps) and draft.node.inventory_boot != facts.boot_id:
+        draft.node = replace(draft.node, inventory_boot=facts.boot_id)
+    conclude(facts, before, draft)
+    return before, draft
 
 
-def _differs(stored: store.Stored, status: Status) -> bool:
-    return replace(status, missing=(), conditions=(), faults=()) != stored.status
+def _confirms(stored: store.Stored, status: Status, steps: Steps) -> bool:
+    """Whether the report says that the applied inventory, with its GPUs, is what the node collected in this boot."""
+    rows = {*(stored.current.missing or {}), *(one.row.name for one in steps if isinstance(one, SetMissing))}
+    absent = rows - {one.name for one in steps if isinstance(one, ClearMissing)}
+    return not stored.facts.advisory and status.digest == stored.current.applied_digest and "gpus" not in absent

@@ -1,5 +1,6 @@
 """Status reports write what changed and nothing else (SPEC A3)."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -7,12 +8,13 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from receiver.apply.session import hello
 from receiver.apply.status import record_status, touch
 from receiver.store.database import Connection
 from receiver.values import Condition, Fault, KernelLog, Missing, Status
-from tests.receiver.builders import FACTS, NODE, OTHER, apply, count, gpus, host, join, told
+from tests.receiver.builders import FACTS, NODE, OTHER, apply, count, gpus, host, join, offer, told
 
 STATUS = Status("d" * 64, datetime(2026, 11, 29, 12, tzinfo=UTC), (), KernelLog(True, True), 0)
 
@@ -187,26 +189,132 @@ class Counting(psycopg.Connection[Any]):
         return super().execute(*arguments, **options)
 
 
-@pytest.mark.parametrize(("status", "statements"), [(STATUS, 1), (replace(STATUS, conditions=(DOWN,), faults=(XID,)), 4)])
+@pytest.mark.parametrize(
+    ("status", "statements"),
+    [
+        (STATUS, 1),
+        (replace(STATUS, conditions=(DOWN,)), 4),
+        (replace(STATUS, conditions=(DOWN, REPLAY), faults=(SXID,), missing=(Missing("disks", "Hang"),)), 4),
+        (replace(STATUS, faults=(XID,)), 6),
+    ],
+)
 def test_a_report_is_one_statement_and_what_it_changes_is_written_in_one(database: str, status: Status, statements: int) -> None:
-    """Those of a change: load, lock, load again, write."""
+    """Those of a change: load, lock, load again, write. What others have of a GPU that is none of the node's: one more a load."""
     with Counting.connect(database) as tx:
         epoch = join(tx)
+        apply(tx, host())
         record_status(tx, NODE, epoch, STATUS)
         before = Counting.statements
         record_status(tx, NODE, epoch, status)
         assert Counting.statements - before == statements
 
 
+def test_a_change_is_one_transaction(database: str) -> None:
+    with psycopg.connect(database) as tx:
+        epoch = join(tx)
+        record_status(tx, NODE, epoch, STATUS)
+        tx.commit()
+        before = count_transactions(tx)
+        record_status(tx, NODE, epoch, replace(STATUS, conditions=(DOWN,)))
+        tx.commit()
+        assert count_transactions(tx) - before == 2, "this one, and the one that asks"
+
+
+def count_transactions(tx: Connection) -> int:
+    """The number of the next transaction. (Asking is one that writes.)"""
+    row = tx.execute("SELECT pg_current_xact_id()::text::bigint").fetchone()
+    tx.commit()
+    assert row is not None
+    return int(row[0])
+
+
 def test_conditions_of_other_writers_are_not_touched(tx: Connection) -> None:
     epoch = join(tx)
     tx.execute(
-        "INSERT INTO conditions (node_id, type, device_id, tenant_id, status) VALUES (%s, 'GpuLost', 'GPU-1', 'default', 'true')",
+        """INSERT INTO conditions (node_id, type, device_id, tenant_id, status, no_schedule)
+           VALUES (%s, 'GpuLost', 'GPU-1', 'default', 'true', true)""",
         [NODE],
     )
+    lost = [{"owner": "health", "type": "GpuLost"}]
+    tx.execute("UPDATE nodes SET no_schedule_reasons = %s", [Jsonb(lost)])
     record_status(tx, NODE, epoch, STATUS)
     assert conditions(tx) == [("GpuLost", "GPU-1", "true", "", False)]
-    assert told(tx) == []
+    assert (reasons(tx)[0], told(tx)) == (lost, [])
+
+
+def test_a_type_is_a_reason_in_the_transaction_of_its_row(tx: Connection) -> None:
+    epoch = join(tx)
+    record_status(tx, NODE, epoch, replace(STATUS, conditions=(DOWN, REPLAY)))
+    assert reasons(tx) == ([{"owner": "health", "type": "NvmlUnavailable"}], [])
+    record_status(tx, NODE, epoch, STATUS)
+    assert reasons(tx) == ([], [])
+
+
+def test_reasons_of_other_owners_are_never_touched_not_even_of_the_same_type(tx: Connection) -> None:
+    epoch = join(tx)
+    others = [{"owner": "metal", "type": "NvmlUnavailable"}, {"owner": "upgrade", "type": "Rollout"}]
+    tx.execute("UPDATE nodes SET no_schedule_reasons = %s", [Jsonb(others)])
+    record_status(tx, NODE, epoch, replace(STATUS, conditions=(DOWN,)))
+    assert reasons(tx)[0] == [{"owner": "health", "type": "NvmlUnavailable"}, *others]
+    record_status(tx, NODE, epoch, STATUS)
+    assert reasons(tx)[0] == others
+
+
+def test_in_a_pool_that_observes_the_reason_is_would_no_schedule(tx: Connection) -> None:
+    epoch = join(tx)
+    tx.execute("INSERT INTO pools (id, tenant_id, name, mode) VALUES ('pool_1', 'default', 'p', 'observe')")
+    tx.execute("UPDATE nodes SET pool_id = 'pool_1'")
+    record_status(tx, NODE, epoch, replace(STATUS, conditions=(DOWN,)))
+    assert reasons(tx) == ([], [{"owner": "health", "type": "NvmlUnavailable"}])
+    (payload,) = payloads(tx, "node.condition.changed")
+    assert (payload["noSchedule"], payload["wouldNoSchedule"]) == (False, True)
+
+
+def test_a_change_of_foreign_gpu_exposure_notifies_reservations(database: str) -> None:
+    exposed = replace(STATUS, conditions=(Condition("ForeignGpuExposure", "true", "OtherPath"),))
+    with psycopg.connect(database) as tx, psycopg.connect(database, autocommit=True) as listener:
+        listener.execute("LISTEN bc_reservations")
+        epoch = join(tx)
+        for status in (exposed, exposed, STATUS):
+            record_status(tx, NODE, epoch, status)
+            tx.commit()
+        heard = [json.loads(one.payload) for one in listener.notifies(timeout=5, stop_after=2)]
+    assert heard == [{"reason": "AtomUnhealthy", "deviceId": None, "nodeId": NODE}] * 2
+
+
+def test_a_message_is_cut_at_2_kib(tx: Connection) -> None:
+    epoch = join(tx)
+    status = replace(STATUS, conditions=(replace(DOWN, message="ü" * 5000),))
+    record_status(tx, NODE, epoch, status)
+    assert tx.execute("SELECT message FROM conditions").fetchone() == ("ü" * 1024,)
+    tx.commit()
+    record_status(tx, NODE, epoch, status)
+    assert tx.execute("SELECT pg_current_xact_id_if_assigned()").fetchone() == (None,), "and is the same the next time"
+
+
+def test_a_report_in_another_boot_confirms_the_applied_inventory(tx: Connection) -> None:
+    epoch, bodies = join(tx), host()
+    apply(tx, bodies)
+    digest = offer(bodies).digest
+    record_status(tx, NODE, epoch, replace(STATUS, digest=digest))
+    assert inventory_boot(tx) == "boot-1"
+    epoch = hello(tx, NODE, replace(FACTS, boot_id="boot-2")).epoch
+    record_status(tx, NODE, epoch, replace(STATUS, digest="e" * 64))
+    assert inventory_boot(tx) == "boot-1", "it has another one"
+    record_status(tx, NODE, epoch, replace(STATUS, digest=digest, missing=(Missing("gpus", "settling"),)))
+    assert inventory_boot(tx) == "boot-1", "without its GPUs it confirms nothing"
+    record_status(tx, NODE, epoch, replace(STATUS, digest=digest))
+    assert inventory_boot(tx) == "boot-2"
+
+
+def inventory_boot(tx: Connection) -> str:
+    row = tx.execute("SELECT inventory_boot FROM nodes").fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def reasons(tx: Connection) -> Any:
+    return tx.execute("SELECT no_schedule_reasons, would_no_schedule FROM nodes").fetchone()
 
 
 def test_an_xid_is_told_once_whoever_reports_it_again(tx: Connection) -> None:

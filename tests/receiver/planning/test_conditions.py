@@ -1,43 +1,39 @@
 """Conditions of status reports are exactly as the last report says (SPEC B3)."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from receiver.planning.condition_types import DAEMON_NODE_CONDITIONS
-from receiver.planning.conditions import MOST, ConditionRow, SetCondition, plan_conditions, sort_out
-from receiver.planning.inventory import Publish
+from receiver.planning.conditions import MOST, report, sort_out
+from receiver.planning.reasons import settle
+from receiver.planning.view import ConditionRow, Draft, Facts
 from receiver.values import Condition, Fault
 
 DOWN = Condition("NvmlUnavailable", "true", "Hang", "no answer in 30 s")
-ROW = ConditionRow("NvmlUnavailable", "", "", "true", "Hang", "no answer in 30 s", False)
+ROW = ConditionRow("NvmlUnavailable", reason="Hang", message="no answer in 30 s", no_schedule=True)
+CLEARED = replace(ROW, status="false", reason="", message="", no_schedule=False)
 
 
 def planned(
     stored: list[ConditionRow], reported: list[Condition], advisory: bool = False
-) -> tuple[list[ConditionRow], list[dict[str, object]]]:
-    """Rows written, and payloads published without schemaVersion."""
-    steps = list(plan_conditions({row.key: row for row in stored}, reported, advisory))
-    told = [dict(step.event.payload) for step in steps if isinstance(step, Publish)]
+) -> tuple[list[ConditionRow], list[dict[str, Any]]]:
+    """Rows that differ from the stored ones, and payloads published without schemaVersion."""
+    facts, before = Facts("node_1", advisory=advisory), Draft()
+    for row in stored:
+        before.put("conditions", row)
+    reasons = tuple(sorted({row.type for row in stored if row.no_schedule}))
+    before.node = replace(before.node, no_schedule_reasons=reasons)
+    draft = before.copy()
+    report(facts, draft, reported)
+    settle(facts, before, draft)
+    told = [dict(one.payload) for one in draft.events]
     assert all(payload.pop("schemaVersion") == 1 for payload in told)
-    return [step.row for step in steps if isinstance(step, SetCondition)], told
+    return [row for key, row in sorted(draft.conditions.items()) if row != before.conditions.get(key)], told
 
 
-def told(status: str, reason: str = "", **more: object) -> dict[str, object]:
-    return {"condition": "NvmlUnavailable", "status": status, "reason": reason, "noSchedule": False, **more}
-
-
-def test_the_types_are_those_of_the_spec() -> None:
-    assert set(DAEMON_NODE_CONDITIONS) == {
-        *("FabricManagerDown", "MPSDown", "RebootRequired", "HostManagedExternally", "ForeignGpuExposure"),
-        *("PodResourcesUnavailable", "KubernetesReleaseStuck", "KubernetesReleasesUnreadable", "KubernetesReleased"),
-        *("KubernetesTaintsDrift", "NvmlUnavailable", "KernelLogUnavailable", "PcieReplayHigh"),
-    }
-    assert {name for name, row in DAEMON_NODE_CONDITIONS.items() if row.no_schedule == "yes"} == {
-        *("FabricManagerDown", "ForeignGpuExposure", "PodResourcesUnavailable", "KubernetesReleaseStuck"),
-        *("KubernetesReleasesUnreadable", "NvmlUnavailable"),
-    }
-    assert DAEMON_NODE_CONDITIONS["MPSDown"].no_schedule == "in mps pools"
+def told(status: str, reason: str = "", **more: object) -> dict[str, Any]:
+    return {"condition": "NvmlUnavailable", "status": status, "reason": reason, "noSchedule": status == "true", **more}
 
 
 def test_opens_on_the_first_report() -> None:
@@ -49,7 +45,7 @@ def test_skips_when_the_report_says_the_same() -> None:
 
 
 def test_clears_when_it_is_not_reported_any_more() -> None:
-    assert planned([ROW], []) == ([replace(ROW, status="false", reason="", message="")], [told("false")])
+    assert planned([ROW], []) == ([CLEARED], [told("false")])
 
 
 def test_clears_when_it_is_reported_false() -> None:
@@ -65,9 +61,8 @@ def test_skips_what_is_false_and_never_was_anything_else() -> None:
 
 
 def test_skips_what_is_cleared_already() -> None:
-    cleared = replace(ROW, status="false", reason="", message="")
-    assert planned([cleared], []) == ([], [])
-    assert planned([cleared], [DOWN]) == ([ROW], [told("true", "Hang")]), "and opens again"
+    assert planned([CLEARED], []) == ([], [])
+    assert planned([CLEARED], [DOWN]) == ([ROW], [told("true", "Hang")]), "and opens again"
 
 
 def test_another_reason_is_told_and_another_message_only_written() -> None:
@@ -91,14 +86,31 @@ def test_devices_have_conditions_of_their_own() -> None:
     }
 
 
-def test_a_tenants_word_is_recorded_as_advisory() -> None:
-    assert planned([], [DOWN], advisory=True) == ([replace(ROW, advisory=True)], [told("true", "Hang", advisory=True)])
+def test_a_condition_of_a_bus_id_alone_has_it_for_its_device() -> None:
+    (row,), (payload,) = planned([], [Condition("PcieReplayHigh", "true", bus_id="00000000:18:00.0")])
+    assert (row.device_id, row.bus_id) == ("00000000:18:00.0", "00000000:18:00.0")
+    assert (payload.get("deviceId"), payload["busId"]) == (None, "00000000:18:00.0")
+
+
+def test_what_others_write_is_not_the_reports() -> None:
+    rows = [ConditionRow("GpuLost", "GPU-1", no_schedule=True), ConditionRow("Xid79", "GPU-1", no_schedule=True)]
+    assert planned(rows, []) == ([], [])
+
+
+def test_a_tenants_word_is_recorded_as_advisory_and_is_no_reason() -> None:
+    row = replace(ROW, advisory=True, no_schedule=False)
+    assert planned([], [DOWN], advisory=True) == ([row], [{**told("true", "Hang", advisory=True), "noSchedule": False}])
+
+
+def test_what_a_tenant_reports_no_more_is_the_tenants_word_too() -> None:
+    written, payloads = planned([ROW], [], advisory=True)
+    assert written == [replace(CLEARED, advisory=True)]
+    assert payloads == [told("false", advisory=True)]
 
 
 def test_the_end_of_a_lease_makes_it_the_platforms_word_and_tells() -> None:
-    assert planned([replace(ROW, advisory=True)], [DOWN]) == ([ROW], [told("true", "Hang")])
-    cleared = replace(ROW, status="false", reason="", message="")
-    assert planned([replace(cleared, advisory=True)], []) == ([cleared], []), "nothing to tell of what is not there"
+    assert planned([replace(ROW, advisory=True, no_schedule=False)], [DOWN]) == ([ROW], [told("true", "Hang")])
+    assert planned([replace(CLEARED, advisory=True)], []) == ([CLEARED], []), "nothing to tell of what is not there"
 
 
 @pytest.mark.parametrize(
@@ -133,9 +145,14 @@ def test_the_second_of_two_is_dropped() -> None:
 
 
 def test_a_node_that_makes_up_devices_does_not_fill_the_table() -> None:
-    rows = [ConditionRow("PcieReplayHigh", f"GPU-{number}", "", "true", "", "", False) for number in range(MOST)]
+    rows = [ConditionRow("PcieReplayHigh", f"GPU-{number}") for number in range(MOST)]
     made_up = Condition("PcieReplayHigh", "true", device_id="GPU-made-up")
     written, payloads = planned(rows, [made_up])
     assert "GPU-made-up" not in {row.device_id for row in written}
     assert len(payloads) == MOST, "what is known goes on"
     assert len(planned(rows[:-1], [made_up])[0]) == MOST
+
+
+def test_a_full_table_hides_nothing_of_the_node_as_a_whole() -> None:
+    rows = [ConditionRow("PcieReplayHigh", f"GPU-{number}", status="false") for number in range(MOST)]
+    assert planned(rows, [DOWN]) == ([ROW], [told("true", "Hang")])
