@@ -10,6 +10,7 @@ from typing import Any
 
 from bettercompute.contract.ids import is_id
 from sqlalchemy import (
+    Column,
     ColumnElement,
     Engine,
     Row,
@@ -243,27 +244,37 @@ def event_page(
 
     `kind`: a type, or a family of them: "node.gpu.*".
     """
-    order = (events.c.xid, events.c.seq)
-    query = visible(select(events), events, scope).where(events.c.xid < HORIZON, tuple_(*order) > tuple_(*after))
-    query = query.order_by(*order).limit(limit)
-    family = kind.removesuffix("*") if kind is not None and kind.endswith(".*") else None
-    if node_id is not None:
-        query = query.where(events.c.node_id == node_id)
-        if family is not None:
-            query = query.where(events.c.type.startswith(family, autoescape=True))
-    elif family is not None:
-        kinds = [one for one in event_types(db) if one.startswith(family)]
-        return _merged(db, [query.where(events.c.type == one) for one in kinds], limit)
-    if kind is not None and family is None:
-        query = query.where(events.c.type == kind)
+    if node_id is None and kind is not None and kind.endswith(".*"):
+        return _merged(db, scope, after, limit, [one for one in event_types(db) if one.startswith(kind[:-1])])
+    if node_id is None:
+        query = _events(scope, after, limit) if kind is None else _events(scope, after, limit, events.c.type, kind)
+        return db.execute(query).all()
+    query = _events(scope, after, limit, events.c.node_id, node_id)
+    if kind is not None:
+        family = events.c.type.startswith(kind[:-1], autoescape=True)
+        query = query.where(family if kind.endswith(".*") else events.c.type == kind)
     return db.execute(query).all()
 
 
-def _merged(db: Connection, pages: Sequence[Select[Any]], limit: int) -> Sequence[Row[Any]]:
-    """The first events of these pages together: each is read along the index of its type, however rare that is."""
-    if not pages:
+def _events(scope: Scope, after: Place, limit: int, column: Column[Any] | None = None, value: str = "") -> Select[Any]:
+    """Events after a place; with `column`: those that have `value` there.
+
+    That is said as a range of (column, xid, seq), and not as an equality: only the index of the column gives that order. With an
+    equality the database may walk the whole log instead, hoping that what it looks for is spread evenly over it.
+    """
+    order = (events.c.xid, events.c.seq)
+    query = visible(select(events), events, scope).where(events.c.xid < HORIZON).limit(limit)
+    if column is None:
+        return query.where(tuple_(*order) > tuple_(*after)).order_by(*order)
+    return query.where(tuple_(column, *order) > tuple_(value, *after), column <= value).order_by(column, *order)
+
+
+def _merged(db: Connection, scope: Scope, after: Place, limit: int, kinds: Sequence[str]) -> Sequence[Row[Any]]:
+    """The first events of these types together: each type is read along its index, however rare it is."""
+    if not kinds:
         return []
-    every = union_all(*(page.subquery().select() for page in pages)).subquery()
+    pages = (_events(scope, after, limit, events.c.type, kind).subquery() for kind in kinds)
+    every = union_all(*(select(page) for page in pages)).subquery()
     return db.execute(select(every).order_by(every.c.xid, every.c.seq).limit(limit)).all()
 
 

@@ -12,6 +12,7 @@ down_revision = "0002"
 
 def upgrade() -> None:
     """Runs the file on the driver's own cursor: many statements at once, and no placeholders in them."""
-    connection = op.get_bind().connection
-    connection.cursor().execute(Path(__file__).with_suffix(".sql").read_text(encoding="utf-8"))
-    images.fill(connection.driver_connection)
+    connection = op.get_bind().connection.driver_connection
+    assert connection is not None
+    connection.execute(Path(__file__).with_suffix(".sql").read_text(encoding="utf-8"))
+    images.fill(connection)
