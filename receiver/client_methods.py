@@ -56,8 +56,10 @@ class Method:
         return {field.json_name: field for field in self.request.DESCRIPTOR.fields}
 
 
-def _lower_first(word: str) -> str:
-    return word[:1].lower() + word[1:]
+def name_of(method: Descriptor) -> str:
+    """What a method is called: `InventoryService.Get` is `inventory.get`."""
+    words = (method.containing_service.name.removesuffix("Service"), method.name)
+    return ".".join(word[:1].lower() + word[1:] for word in words)
 
 
 def methods() -> dict[str, Method]:
@@ -69,7 +71,7 @@ def methods() -> dict[str, Method]:
         file = importlib.import_module(f"{v1.__name__}.{module.name}").DESCRIPTOR
         for service in file.services_by_name.values():
             for method in service.methods:
-                name = f"{_lower_first(service.name.removesuffix('Service'))}.{_lower_first(method.name)}"
+                name = name_of(method)
                 found[name] = Method(
                     name,
                     f"/{service.full_name}/{method.name}",

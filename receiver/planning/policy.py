@@ -55,14 +55,16 @@ class Key:
     takes: str
 
 
-def parse(policy: Json) -> Policy:
+def parse(policy: Json, strict: bool = False) -> Policy:
     """A policy from its JSON. Raises PolicyError that names the key.
+
+    `strict`: also for a key that there is not. (One that is stored may be a newer receiver's, and is passed over.)
 
     >>> parse({"expect": {"gpuCount": 8}, "xid": {"109": {"policy": None}}}).xid
     {109: None}
     """
     values = {}
-    for path, value in _leaves(policy, ""):
+    for path, value in _leaves(policy, "", strict):
         key = KEYS[path]
         try:
             values[key.field] = key.read(value)
@@ -71,8 +73,8 @@ def parse(policy: Json) -> Policy:
     return Policy(**values)
 
 
-def _leaves(part: Json, path: str) -> Iterator[tuple[str, Json]]:
-    """The settings of a policy: path and value. Raises PolicyError for a key that there is not, with those that there are."""
+def _leaves(part: Json, path: str, strict: bool) -> Iterator[tuple[str, Json]]:
+    """The settings of a policy: path and value. Raises PolicyError, for a key that there is not with those that there are."""
     if not isinstance(part, Mapping):
         raise PolicyError(f"policy{'.' * bool(path)}{path} is {_shown(part)}; it may be an object")
     for name, value in part.items():
@@ -80,8 +82,8 @@ def _leaves(part: Json, path: str) -> Iterator[tuple[str, Json]]:
         if inner in KEYS:
             yield inner, value
         elif any(key.startswith(f"{inner}.") for key in KEYS):
-            yield from _leaves(value, inner)
-        else:
+            yield from _leaves(value, inner, strict)
+        elif strict:
             near = difflib.get_close_matches(inner, KEYS, 1)
             there = f"did you mean {near[0]}?" if near else f"there are {', '.join(KEYS)}"
             raise PolicyError(f"policy.{inner[:64]} is no key of a policy: {there}")

@@ -1,62 +1,106 @@
-"""The API's gRPC side: one row a method, one runner for all. A refusal is a gRPC status whose text names the key or the thing."""
+"""The API's gRPC side: one row a method, one runner for all. A refusal is a gRPC status whose text names the key or the thing.
+
+READS has what only reads; what changes something: receiver/operate/methods.py.
+"""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import grpc
-from bettercompute.control.v1 import events_pb2, inventory_pb2, nodes_pb2
+import psycopg
+import psycopg_pool
+import sqlalchemy.exc
+from bettercompute.control.v1 import atoms_pb2, devices_pb2, events_pb2, images_pb2, inventory_pb2, nodes_pb2, pools_pb2
 from google.protobuf import message_factory
 from google.protobuf.message import Message
-from sqlalchemy import Engine
+from sqlalchemy import Engine, Row
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import DataError, InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from receiver.errors import Invalid, NotFound, OverLimit
-from receiver.read import answers, queries
-from receiver.read.tokens import Forbidden, Scope, scope
+from receiver.client_methods import name_of
+from receiver.errors import Invalid, NotFound, OverLimit, Refused
+from receiver.read import queries
+from receiver.read.answers import devices, events, inventory, nodes
+from receiver.read.tokens import READ, Forbidden, Scope, scope
+from receiver.store.database import LOST_RACE
 
-Answer = Callable[[Connection, Scope, Any], Message]
 Context = grpc.aio.ServicerContext[Any, Any]
+Run = Callable[[Engine, Scope, Any], Message]  # a method: called in a thread with the request, answers the response
 
 SERVICES = {
     service.full_name: service
-    for file in (inventory_pb2, nodes_pb2, events_pb2)
+    for file in (atoms_pb2, devices_pb2, events_pb2, images_pb2, inventory_pb2, nodes_pb2, pools_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
 }
-HANDLERS: Mapping[str, Answer] = {
-    "bettercompute.control.v1.InventoryService.Get": answers.inventory_get,
-    "bettercompute.control.v1.InventoryService.History": answers.inventory_history,
-    "bettercompute.control.v1.InventoryService.Diff": answers.inventory_diff,
-    "bettercompute.control.v1.NodesService.List": answers.nodes_list,
-    "bettercompute.control.v1.NodesService.Get": answers.nodes_get,
-    "bettercompute.control.v1.EventsService.List": answers.events_list,
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A method that reads: its answer, and what the caller must be allowed."""
+
+    answer: Callable[[Connection, Scope, Any], Message]
+    permission: str = READ
+
+
+READS: Mapping[str, Read] = {
+    "inventory.get": Read(inventory.get),
+    "inventory.history": Read(inventory.history),
+    "inventory.diff": Read(inventory.difference),
+    "nodes.list": Read(nodes.listed),
+    "nodes.get": Read(nodes.get),
+    "devices.get": Read(devices.get),
+    "devices.history": Read(devices.history),
+    "events.list": Read(events.listed),
 }
-REFUSALS: Mapping[type[Exception], grpc.StatusCode] = {
-    NotFound: grpc.StatusCode.NOT_FOUND,
-    Invalid: grpc.StatusCode.INVALID_ARGUMENT,
-    Forbidden: grpc.StatusCode.PERMISSION_DENIED,
-    DataError: grpc.StatusCode.INVALID_ARGUMENT,  # a zero byte in a text
-    OperationalError: grpc.StatusCode.UNAVAILABLE,
-    InterfaceError: grpc.StatusCode.UNAVAILABLE,
-    PoolTimeout: grpc.StatusCode.UNAVAILABLE,
-}
+# The first that an error is of. (What the database says is not for callers.)
+REFUSALS: tuple[tuple[type[Exception], grpc.StatusCode, str], ...] = (
+    (NotFound, grpc.StatusCode.NOT_FOUND, ""),
+    (Invalid, grpc.StatusCode.INVALID_ARGUMENT, ""),
+    (Refused, grpc.StatusCode.FAILED_PRECONDITION, ""),
+    (Forbidden, grpc.StatusCode.PERMISSION_DENIED, ""),
+    (sqlalchemy.exc.DataError, grpc.StatusCode.INVALID_ARGUMENT, ""),  # a zero byte in a text
+    (psycopg.DataError, grpc.StatusCode.INVALID_ARGUMENT, ""),
+    *((kind, grpc.StatusCode.ABORTED, "others change the same rows: try again") for kind in LOST_RACE),
+    *(
+        (kind, grpc.StatusCode.UNAVAILABLE, "the database does not answer")
+        for kind in (
+            sqlalchemy.exc.OperationalError,
+            sqlalchemy.exc.InterfaceError,
+            sqlalchemy.exc.TimeoutError,
+            psycopg.OperationalError,
+            psycopg.InterfaceError,
+            psycopg_pool.PoolTimeout,
+        )
+    ),
+)
 EVENTS_CHANNEL = "bc_events"  # notified by the trigger of table events
 WATCH_PAGE = 500
 POLL = 1.0  # seconds: NOTIFY wakes a watcher, and this is how late it may be without
 
 
 class Api:
-    """The services of bettercompute.control.v1. `woken` is notified when events were committed; `over_page` counts."""
+    """The services of bettercompute.control.v1. `woken` is notified when events were committed; `over_page` counts.
 
-    def __init__(self, engine: Engine, threads: Executor, woken: asyncio.Condition, over_page: Callable[[], None]) -> None:
+    `writes`: the methods that change something, by name.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        threads: Executor,
+        woken: asyncio.Condition,
+        over_page: Callable[[], None],
+        writes: Mapping[str, Run] = MappingProxyType({}),
+    ) -> None:
         self.engine = engine
         self.threads = threads
         self.woken = woken
         self.over_page = over_page
+        self.methods = {**{name: _reading(name, row) for name, row in READS.items()}, **writes}
         self.stopping = False
         self.calls = 0  # under way
 
@@ -67,21 +111,18 @@ class Api:
     def _add(self, server: grpc.aio.Server, name: str) -> None:
         handlers = {}
         for method in SERVICES[name].methods:
-            if not (method.server_streaming or method.full_name in HANDLERS):
-                continue  # gRPC answers UNIMPLEMENTED
             reads = message_factory.GetMessageClass(method.input_type).FromString
             if method.server_streaming:
                 handlers[method.name] = grpc.unary_stream_rpc_method_handler(self.watch, reads, _serialize)
-            else:
-                handlers[method.name] = grpc.unary_unary_rpc_method_handler(
-                    self._unary(HANDLERS[method.full_name]), reads, _serialize
-                )
+            elif name_of(method) in self.methods:
+                run = self._unary(self.methods[name_of(method)])
+                handlers[method.name] = grpc.unary_unary_rpc_method_handler(run, reads, _serialize)
         server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(name, handlers)])
 
-    def _unary(self, answer: Answer) -> Callable[[Any, Context], Any]:
+    def _unary(self, run: Run) -> Callable[[Any, Context], Any]:
         async def handle(request: Any, context: Context) -> Message:
             with self._counted():
-                message: Message = await self._guarded(context, lambda db: answer(db, _scope(request), request))
+                message: Message = await self._guarded(context, lambda: run(self.engine, _scope(request), request))
             return message
 
         return handle
@@ -94,20 +135,15 @@ class Api:
         finally:
             self.calls -= 1
 
-    async def _guarded(self, context: Context, work: Callable[[Connection], Any]) -> Any:
+    async def _guarded(self, context: Context, work: Callable[[], Any]) -> Any:
         """Runs `work` in a thread; a refusal ends the call with its status."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(self.threads, self._within, work)
-        except tuple(REFUSALS) as error:
-            code = next(code for kind, code in REFUSALS.items() if isinstance(error, kind))
+            return await asyncio.get_running_loop().run_in_executor(self.threads, work)
+        except tuple(kind for kind, _, _ in REFUSALS) as error:
             if isinstance(error, OverLimit):
                 self.over_page()
-            ours = code == grpc.StatusCode.UNAVAILABLE
-            await context.abort(code, "the database does not answer" if ours else " ".join(str(error).split("\n")[0].split()))
-
-    def _within(self, work: Callable[[Connection], Any]) -> Any:
-        with self.engine.connect() as db:
-            return work(db)
+            code, says = next((code, says) for kind, code, says in REFUSALS if isinstance(error, kind))
+            await context.abort(code, says or " ".join(str(error).split("\n")[0].split()))
 
     async def watch(
         self, request: events_pb2.EventsServiceWatchRequest, context: Context
@@ -122,25 +158,28 @@ class Api:
     ) -> AsyncIterator[events_pb2.EventsServiceWatchResponse]:
         node_id = request.node_id if request.HasField("node_id") else None
         kind = request.type if request.HasField("type") else None
-        place = await self._guarded(context, lambda db: self._first_place(db, request))
+        seen, place = await self._guarded(context, lambda: self._first_place(request))
         while not self.stopping:
             after = place
-            rows = await self._guarded(
-                context,
-                lambda db: queries.event_page(db, _scope(request), after, WATCH_PAGE, node_id, kind),  # noqa: B023
-            )
+            rows = await self._guarded(context, lambda: self._page(seen, after, node_id, kind))  # noqa: B023
             for row in rows:
                 place = (row.xid, row.seq)
-                yield events_pb2.EventsServiceWatchResponse(event=answers.event(row), cursor=answers.cursor_of(row))
+                yield events_pb2.EventsServiceWatchResponse(event=events.event(seen, row), cursor=events.cursor_of(row))
             if len(rows) < WATCH_PAGE:
                 await self._sleep()
         await context.abort(grpc.StatusCode.UNAVAILABLE, "this receiver stops: go on from the last cursor")
 
-    @staticmethod
-    def _first_place(db: Connection, request: events_pb2.EventsServiceWatchRequest) -> queries.Place:
-        if request.HasField("node_id"):
-            queries.node(db, _scope(request), request.node_id)  # raises NotFound
-        return queries.place(request.cursor) if request.cursor else queries.event_horizon(db)
+    def _first_place(self, request: events_pb2.EventsServiceWatchRequest) -> tuple[Scope, queries.Place]:
+        seen = _scope(request)
+        seen.require(READ, "events.watch")
+        with self.engine.connect() as db:
+            if request.HasField("node_id"):
+                queries.node(db, seen, request.node_id)  # raises NotFound
+            return seen, queries.place(request.cursor) if request.cursor else queries.event_horizon(db)
+
+    def _page(self, seen: Scope, after: queries.Place, node_id: str | None, kind: str | None) -> Sequence[Row[Any]]:
+        with self.engine.connect() as db:
+            return queries.event_page(db, seen, after, WATCH_PAGE, node_id, kind)
 
     async def _sleep(self) -> None:
         async with self.woken:
@@ -148,6 +187,15 @@ class Api:
                 await asyncio.wait_for(self.woken.wait(), POLL)
             except TimeoutError:
                 return
+
+
+def _reading(name: str, row: Read) -> Run:
+    def run(engine: Engine, seen: Scope, request: Any) -> Message:
+        seen.require(row.permission, name)
+        with engine.connect() as db:
+            return row.answer(db, seen, request)
+
+    return run
 
 
 def _scope(request: Any) -> Scope:

@@ -79,7 +79,7 @@ def test_a_budget_is_a_percentage_or_a_number_of_nodes() -> None:
 )
 def test_what_is_wrong_is_named_by_its_path_with_what_it_may_be(policy: Any, named: str) -> None:
     with pytest.raises(PolicyError) as error:
-        parse(policy)
+        parse(policy, strict=True)
     assert named in str(error.value)
 
 
@@ -87,3 +87,7 @@ def test_a_huge_value_is_cut_in_the_error() -> None:
     with pytest.raises(PolicyError) as error:
         parse({"xid": "x" * 100_000})
     assert len(str(error.value)) < 300
+
+
+def test_a_stored_policy_of_a_newer_receiver_is_read_without_what_is_new() -> None:
+    assert parse({"expect": {"gpuCount": 8, "switches": 4}, "colour": "red"}) == Policy(expect_gpu_count=8)

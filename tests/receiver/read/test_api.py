@@ -10,9 +10,10 @@ from bettercompute.agent.v1 import inventory_pb2 as pb
 from bettercompute.contract.sections import SECTIONS, encode, section_hash
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from receiver.client_methods import methods
 from receiver.ids import mint
 from receiver.read import tokens
-from receiver.read.api import HANDLERS, SERVICES
+from receiver.read.api import READS, SERVICES
 from receiver.read.tokens import Forbidden, Scope
 from tests.fake_daemon import FakeDaemon, until
 from tests.receiver.live import Live, live, serving
@@ -46,8 +47,7 @@ async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
 
 
 def test_every_method_has_a_handler() -> None:
-    unary = {m.full_name for service in SERVICES.values() for m in service.methods if not m.server_streaming}
-    assert set(HANDLERS) <= unary
+    assert set(READS) <= {name for name, method in methods().items() if not method.streaming}
 
 
 @live
@@ -167,7 +167,7 @@ async def test_rows_are_seen_by_the_tenant_they_belonged_to_when_written(served:
     daemon = await reporting(served, sections(2))
     await daemon.offer({name: body for name, body in sections(2).items() if name != "disks"}, {"disks": "of default"})
     condition = "INSERT INTO conditions (node_id, type, device_id, tenant_id, status)"
-    served.rows(f"{condition} SELECT id, 'X', '', tenant_id, 'true' FROM nodes RETURNING 1")
+    served.rows(f"{condition} SELECT id, 'RebootRequired', '', tenant_id, 'true' FROM nodes RETURNING 1")
     label = "INSERT INTO node_labels (node_id, key, tenant_id, value, source)"
     served.rows(f"{label} SELECT id, 'k', tenant_id, 'v', 'operator' FROM nodes RETURNING 1")
     served.rows("UPDATE nodes SET tenant_id = 'acme' RETURNING 1")
@@ -218,7 +218,7 @@ async def test_nodes_are_listed_in_pages_and_filtered(served: Live) -> None:
 @live
 async def test_a_node_is_told_with_labels_conditions_and_reasons(served: Live) -> None:
     node = (await reporting(served, sections())).node_id
-    served.rows("INSERT INTO node_labels VALUES (%s, 'gpu.count', 'default', '8', 'inventory') RETURNING 1", node)
+    served.rows("INSERT INTO node_labels VALUES (%s, 'rack', 'default', 'r12', 'operator') RETURNING 1", node)
     served.rows(
         "INSERT INTO conditions (node_id, type, device_id, tenant_id, status, reason) "
         "VALUES (%s, 'GpuLost', 'GPU-1', 'default', 'true', 'Xid79') RETURNING 1",
@@ -226,7 +226,7 @@ async def test_a_node_is_told_with_labels_conditions_and_reasons(served: Live) -
     )
     served.rows("""UPDATE nodes SET no_schedule_reasons = '[{"owner": "health", "type": "GpuLost"}]' RETURNING 1""")
     answer = await served.api("nodes.get", nodeId=node)
-    assert answer["labels"] == {"gpu.count": "8"}
+    assert answer["labels"]["rack"] == "r12"
     assert answer["noScheduleReasons"] == [{"owner": "health", "type": "GpuLost"}]
     (condition,) = answer["conditions"]
     assert (condition["type"], condition["status"], condition["deviceId"]) == ("GpuLost", "true", "GPU-1")

@@ -989,6 +989,9 @@ class XidVerdict(_message.Message):
     COUNT_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
     code: _builtins.str
     """"Xid79", "SXid12028" """
     device_id: _builtins.str
@@ -997,7 +1000,15 @@ class XidVerdict(_message.Message):
     policy: _builtins.str
     """"node", "device"; null: told as an event only"""
     source: _builtins.str
-    """"pool": the pool's policy.xid; "table": a row of xids.json for it; "severity": its bySeverity; "unknown" """
+    """"pool" (policy.xid), "table" (a row of xids.json), "severity" (its row, by a word of the message), "unknown" """
+    action: _builtins.str
+    """the remedy, a word of xids.json: "reset-gpu", "reboot-node", ..."""
+    name: _builtins.str
+    """in words; null: no table knows it"""
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp:
+        """when its first report came"""
+
     def __init__(
         self,
         *,
@@ -1006,13 +1017,25 @@ class XidVerdict(_message.Message):
         count: _builtins.int = ...,
         policy: _builtins.str | None = ...,
         source: _builtins.str = ...,
+        action: _builtins.str | None = ...,
+        name: _builtins.str | None = ...,
+        since: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_policy", b"_policy", "policy", b"policy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_action", b"_action", "_name", b"_name", "_policy", b"_policy", "action", b"action", "name", b"name", "policy", b"policy", "since", b"since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_policy", b"_policy", "code", b"code", "count", b"count", "device_id", b"device_id", "policy", b"policy", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_action", b"_action", "_name", b"_name", "_policy", b"_policy", "action", b"action", "code", b"code", "count", b"count", "device_id", b"device_id", "name", b"name", "policy", b"policy", "since", b"since", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__action: _TypeAlias = _typing.Literal["action"]  # noqa: Y015
+    _WhichOneofArgType__action: _TypeAlias = _typing.Literal["_action", b"_action"]  # noqa: Y015
+    _WhichOneofReturnType__name: _TypeAlias = _typing.Literal["name"]  # noqa: Y015
+    _WhichOneofArgType__name: _TypeAlias = _typing.Literal["_name", b"_name"]  # noqa: Y015
     _WhichOneofReturnType__policy: _TypeAlias = _typing.Literal["policy"]  # noqa: Y015
     _WhichOneofArgType__policy: _TypeAlias = _typing.Literal["_policy", b"_policy"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__action) -> _WhichOneofReturnType__action | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__name) -> _WhichOneofReturnType__name | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__policy) -> _WhichOneofReturnType__policy | None: ...
 
 Global___XidVerdict: _TypeAlias = XidVerdict  # noqa: Y015

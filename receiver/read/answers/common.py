@@ -1,0 +1,65 @@
+"""What answers have in common: times, keys of requests, JSON values, and what only the platform's operators see."""
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from google.protobuf import json_format
+from google.protobuf.message import Message
+from google.protobuf.struct_pb2 import Struct, Value
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from receiver.errors import Invalid
+from receiver.read.tokens import Scope
+from receiver.values import Json, Payload
+
+PAGE = 100  # rows, where the request does not say
+_NUMBER = re.compile(r"\s*[0-9]+")
+
+
+def stamp(moment: datetime | None) -> Timestamp | None:
+    """A time as a message; None stays so."""
+    if moment is None:
+        return None
+    made = Timestamp()
+    made.FromDatetime(moment)
+    return made
+
+
+def optional(request: Message, name: str) -> Any:
+    """A key that may be absent, then None."""
+    return getattr(request, name) if request.HasField(name) else None
+
+
+def required(request: Message, name: str) -> str:
+    """A key that must be there. Raises Invalid that names it as the command line does."""
+    value: str = getattr(request, name)
+    if not value:
+        raise Invalid(f"{request.DESCRIPTOR.fields_by_name[name].json_name} is needed")
+    return value
+
+
+def value(json: Json) -> Value:
+    """JSON as a message."""
+    return json_format.ParseDict(json, Value())
+
+
+def struct(json: Payload | None) -> Struct:
+    """A JSON object as a message."""
+    made = Struct()
+    made.update(json or {})
+    return made
+
+
+def xid_message(scope: Scope, message: str) -> str:
+    """An XID's message, which names processes: cut after the number for who is not of the platform (SPEC B9)."""
+    if scope.platform:
+        return message
+    number = _NUMBER.match(message)
+    return number[0].strip() if number else ""
+
+
+def xid_detail(scope: Scope, detail: Mapping[str, Json]) -> Payload:
+    """The same for an object that has a `message`."""
+    return {**detail, "message": xid_message(scope, str(detail["message"]))} if "message" in detail else detail
