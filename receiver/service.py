@@ -17,6 +17,7 @@ from typing import Any
 from receiver import metrics
 from receiver.apply.command import CHANNEL as COMMAND_CHANNEL
 from receiver.apply.session import CHANNEL as SESSION_CHANNEL
+from receiver.apply.session import DISBELIEVED
 from receiver.config import Config, check_listeners
 from receiver.errors import DatabaseError
 from receiver.gateway import limits
@@ -26,8 +27,8 @@ from receiver.gateway.listener import Listener
 from receiver.gateway.registry import Registry
 from receiver.gateway.server import Server
 from receiver.gateway.session import Sessions
-from receiver.read.api import EVENTS_CHANNEL, Api
 from receiver.planning.pressure import Levels
+from receiver.read.api import EVENTS_CHANNEL, Api
 from receiver.read.queries import open_engine
 from receiver.store import database, embedded
 from receiver.store.embedded import EmbeddedPostgres
@@ -136,6 +137,7 @@ class Receiver:
         self.heartbeat = asyncio.create_task(beat_forever(self.registry, self.jobs), name="heartbeat")
         handlers = {
             SESSION_CHANNEL: self.jobs.session_began,
+            DISBELIEVED: self.jobs.session_disbelieved,
             COMMAND_CHANNEL: self.registry.queued,
             EVENTS_CHANNEL: lambda _: self._wake(),
         }

@@ -179,15 +179,22 @@ class Jobs:
         node_id, _, epoch = payload.partition(" ")
         self.registry.taken(node_id, int(epoch))
 
+    def session_disbelieved(self, payload: str) -> None:
+        """A notification of apply.session.DISBELIEVED: `<nodeId> <epoch>`."""
+        node_id, _, epoch = payload.partition(" ")
+        self.registry.disbelieved(node_id, int(epoch))
+
     async def look_up_epochs(self) -> None:
         """Notifications may have been missed: ends the streams whose node has a newer session, or that are not believed."""
         nodes = list(self.registry.current)
         try:
-            found = await self.transaction(lambda tx: session.epochs(tx, nodes))
+            found, ended = await self.transaction(lambda tx: (session.epochs(tx, nodes), session.disbelieved(tx, nodes)))
         except NO_ANSWER:  # the connection is lost again: it will be looked up when that is back
             return
         for node_id, epoch in found.items():
             self.registry.taken(node_id, epoch)
+        for node_id, epoch in ended:
+            self.registry.disbelieved(node_id, epoch)
 
 
 JOBS: dict[type, Callable[[Jobs, Stream, Any], Any]] = {

@@ -106,6 +106,12 @@ class Registry:
         if stream is not None and stream.epoch < epoch:
             stream.tell(superseded(epoch))
 
+    def disbelieved(self, node_id: str, epoch: int) -> None:
+        """What this node's sessions up to this epoch say is not believed any more: it has to begin another."""
+        stream = self.current.get(node_id)
+        if stream is not None and stream.epoch <= epoch:
+            stream.tell(disbelieved(self.jitter()))
+
     def left(self, stream: Stream, reason: str) -> None:
         """A stream is over."""
         self.greeting.discard(stream)
@@ -163,6 +169,11 @@ class Registry:
 def superseded(epoch: int | None) -> m.End:
     """Another stream of the node has this epoch."""
     return m.End("superseded", None, f"session {epoch or 'with a newer epoch'} of this node began")
+
+
+def disbelieved(jitter: float) -> m.End:
+    """A lease of the node has ended, or the node is retired. (It may come back at once: nobody has the session.)"""
+    return m.End("draining", 0.5 + 0.5 * jitter, "what this session says is not believed any more: begin another")
 
 
 def draining(jitter: float) -> m.End:

@@ -29,7 +29,7 @@ def plan(facts: Facts, draft: Draft) -> None:
             draft.events.append(event("node.hardware.changed", changed))
         if before is not None and before.trusted and (before.key, True) != (key.key, key.trusted):
             draft.key_released = True
-    _tell(draft, _holder(facts, key))
+    _tell(draft, _holder(facts, key) if draft.node.status not in _OUT else None)
 
 
 def key_of(sections: Mapping[str, Message], fresh: Set[str], stored: HardwareKey | None) -> str | None:

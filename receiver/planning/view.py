@@ -229,8 +229,9 @@ class Facts:
 
     `advisory`: what the node reports is a tenant's word (SPEC B2, Trust). `sections`: the last good one of each that was applied,
     decoded; None: this plan is not about the inventory, and rules of the inventory do not run. `fresh`: the names of those that
-    the applied snapshot itself has, without error. `owners`: of reported devices that another node has, that node.
-    `same_key`: other nodes whose trusted hardware key is the one that these sections give. `online`: a session is open.
+    the applied snapshot itself has without error and the last report does not lack. `owners`: of reported devices that another
+    node has, that node. `same_key`: other nodes whose trusted hardware key is the one that these sections give. `online`: a
+    session is open that began since the last lease ended.
     """
 
     node_id: str

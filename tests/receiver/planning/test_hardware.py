@@ -201,9 +201,9 @@ def test_the_pair_is_remembered_with_another_key_which_may_be_trusted() -> None:
 
 
 @pytest.mark.parametrize("status", ["retired", "deleted"])
-def test_a_node_that_is_out_holds_its_key_against_nobody(status: str) -> None:
+def test_a_node_that_is_out_holds_its_key_against_nobody_and_is_no_duplicate(status: str) -> None:
     after = Draft(node=Node(status=status), hardware=stored())
     hardware.release(after)
     assert (key(after).trusted, after.key_released) == (False, True)
-    hardware.plan(facts(sections()), after)
-    assert not key(after).trusted
+    hardware.plan(facts(sections(), same_key=(OTHER,)), after)
+    assert (key(after).trusted, after.conditions) == (False, {})

@@ -1,0 +1,86 @@
+"""What becomes of the stream of a node whose word is not believed any more: a lease has ended, or it is retired (SPEC B0, B2)."""
+
+import asyncio
+
+import psycopg
+from bettercompute.agent.v1 import session_pb2 as wire
+
+from receiver.apply import nodes, trust
+from receiver.gateway.registry import Registry
+from tests.fake_daemon import FakeDaemon, Over
+from tests.receiver.builders import host
+from tests.receiver.live import Live, live, serving
+
+
+def act(served: Live, what: str, node_id: str) -> None:
+    """As another receiver's API does it: all that this one hears is the notification."""
+    with psycopg.connect(served.database) as tx:
+        if what == "retire":
+            nodes.retire(tx, node_id)
+        else:
+            trust.set_trust(tx, node_id, what, "lease-1")
+
+
+async def over(daemon: FakeDaemon) -> Over:
+    """How the stream ends, whatever comes before."""
+    try:
+        async with asyncio.timeout(20):
+            while True:
+                await daemon.receive()
+    except Over as end:
+        return end
+
+
+async def ending(daemon: FakeDaemon) -> wire.SessionEnd:
+    end = (await over(daemon)).end
+    assert end is not None
+    return end
+
+
+@live
+async def test_the_stream_ends_with_the_lease_and_the_next_session_is_the_platform_s(served: Live) -> None:
+    daemon = served.daemon()
+    await daemon.connect()
+    act(served, "tenant-controlled", daemon.node_id)
+    assert (await daemon.offer(host())).status == wire.INVENTORY_STATUS_ADVISORY
+    act(served, "platform", daemon.node_id)
+    end = await ending(daemon)
+    assert (end.reason, end.retry_after.ToTimedelta().total_seconds() <= 1) == (wire.SESSION_END_REASON_DRAINING, True)
+    again = served.daemon(node_id=daemon.node_id, epoch=1)
+    assert (await again.connect()).applied_digest == ""
+    assert (await again.offer(host())).status == wire.INVENTORY_STATUS_APPLIED
+    assert served.rows("SELECT count(*) FROM events WHERE type = 'security.node.duplicate-session'") == [(0,)]
+
+
+@live
+async def test_the_stream_of_a_retired_node_ends(served: Live) -> None:
+    daemon = served.daemon()
+    await daemon.connect()
+    act(served, "retire", daemon.node_id)
+    assert (await ending(daemon)).reason == wire.SESSION_END_REASON_DRAINING
+
+
+def test_a_notification_that_was_missed_is_made_up_for(database: str) -> None:
+    async def main() -> None:
+        async with serving(database) as one:
+            daemon = one.daemon()
+            await daemon.connect()
+            one.rows("UPDATE nodes SET trust_epoch = trust_epoch + 1 RETURNING 1")
+            await one.receiver.jobs.look_up_epochs()
+            assert (await ending(daemon)).reason == wire.SESSION_END_REASON_DRAINING
+
+    asyncio.run(main())
+
+
+def test_a_late_notification_does_not_end_the_session_that_came_after() -> None:
+    async def main() -> None:
+        registry = Registry(lambda: 0.0, lambda: 0.5)
+        stream = registry.admit("node")
+        registry.begun(stream, 7, 0)
+        registry.disbelieved("node", 6)
+        registry.disbelieved("other", 9)
+        assert not stream.leave.done()
+        registry.disbelieved("node", 7)
+        assert stream.leave.done()
+
+    asyncio.run(main())
