@@ -1,0 +1,301 @@
+"""Why a node or one of its GPUs is not bookable: by what, by whom, since when, and what would end it (`nodes.why`, SPEC B9).
+
+Pure. What SPEC B0 asks of an atom is asked here once more, one obstacle an answer: of the node (rules NODE), of each of its GPUs
+(rules DEVICE) and their atoms. One more obstacle costs a rule; what ends each stands in why_ends.py.
+"""
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from receiver.planning import why_ends as ends
+from receiver.planning.atoms import MISMATCH
+from receiver.planning.condition_types import condition_type
+from receiver.planning.findings import FINDINGS
+from receiver.planning.policy import Policy
+from receiver.planning.verdicts import verdict
+from receiver.planning.view import Atom, AtomKey, Booking, ConditionRow, Device, Health, Node, Pool
+from receiver.values import Json
+
+HEALTH = "health"  # the owner of the receiver's own reasons
+NAMED = 6  # things that the sentence names
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A node's rows as they are read. `health`: what is open. `bookings`: live ones; the id of another tenant's is empty.
+
+    `others`: reasons of other owners than `health`, as (owner, type). `missing`: sections that it could not report, with errors.
+    `since`: by table and key of a row: ("conditions", row.key), ("health", row.key), ("bookings", (atom, generation)),
+    ("devices", id) for since when it is missing; ("node", "status") and ("node", "maintenance").
+    """
+
+    node_id: str
+    node: Node
+    kind: str = "host"
+    online: bool = True
+    boot_id: str = ""
+    pool: Pool | None = None
+    others: tuple[tuple[str, str], ...] = ()
+    conditions: tuple[ConditionRow, ...] = ()
+    devices: tuple[Device, ...] = ()
+    atoms: tuple[Atom, ...] = ()
+    health: tuple[Health, ...] = ()
+    bookings: tuple[Booking, ...] = ()
+    missing: Mapping[str, str] = field(default_factory=dict)
+    since: Mapping[tuple[str, Hashable], datetime] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """One thing that keeps atoms from being booked. `scope`: `node`, `device` or `atom`; `device_id`: whose it is.
+
+    `enforced` False: it would, were the pool's mode `enforce`. `since` None: nobody has kept it. `ends`: what would end it.
+    """
+
+    scope: str
+    what: str
+    by: str
+    ends: str
+    since: datetime | None = None
+    message: str | None = None
+    device_id: str | None = None
+    atom_id: str | None = None
+    enforced: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAnswer:
+    """A GPU, and how many of its atoms can be booked now. `against`: its own obstacles, sorted."""
+
+    device: Device
+    atoms: int
+    bookable: int
+    booked: int
+    against: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`sentence`: all of it in one. Obstacles are the node's first, then by device."""
+
+    sentence: str
+    bookable: bool
+    obstacles: tuple[Obstacle, ...]
+    devices: tuple[DeviceAnswer, ...]
+
+
+def why(known: Known, device_id: str | None = None) -> Answer:
+    """The answer for a node, or with `device_id` for one of its GPUs, atom by atom: then with what the node has against all."""
+    of_node = tuple(_of_node(known))
+    chosen = sorted((one for one in known.devices if device_id in (None, one.id)), key=_by_index)
+    told = [(one, tuple(_of_device(known, one, device_id is not None))) for one in chosen]
+    stands = any(one.enforced for one in of_node) or not _placeable(known)
+    devices = tuple(_device(known, device, own, stands) for device, own in told)
+    again = {(one.what, one.device_id) for one in of_node if one.enforced}
+    obstacles = (*of_node, *(one for _, own in told for one in own if (one.what, one.device_id) not in again))
+    return Answer(_sentence(known, obstacles, devices, stands), any(one.bookable for one in devices), obstacles, devices)
+
+
+# ---- the node
+
+
+def _of_node(known: Known) -> Iterator[Obstacle]:
+    for rule in NODE:
+        yield from rule(known)
+
+
+def _status(known: Known) -> Iterator[Obstacle]:
+    node, since = known.node, known.since.get(("node", "status"))
+    if node.status == "adopting":
+        failed = any(row.type == "AcceptanceFailed" and row.status == "true" for row in known.conditions)
+        end = ends.adopt(known.node_id) if failed else _waits_for(known)
+        yield Obstacle("node", "adopting", "acceptance", end, since, "it is not in service before it has passed its acceptance")
+    elif node.status == "maintenance":
+        until = f", until {node.maintenance_until}" if node.maintenance_until else ""
+        message = f"{node.maintenance_reason or 'no reason given'}{until}"
+        since = known.since.get(("node", "maintenance"), since)
+        yield Obstacle("node", "maintenance", node.maintenance_by or "operator", ends.adopt(known.node_id), since, message)
+    elif node.status != "adopted":
+        yield Obstacle("node", node.status, "operator", ends.OUT[node.status], since, "it is out of service")
+
+
+def _waits_for(known: Known) -> str:
+    """What an adopting node needs next (planning/acceptance.py)."""
+    checks = [str(one["kind"]) for one in known.pool.policy.acceptance] if known.pool and known.kind != "site-agent" else []
+    duplicate = any(row.type == "DuplicateIdentity" and row.status == "true" for row in known.conditions)
+    steps = (
+        (known.node.trust != "platform", "its trust is `platform` again"),
+        (not known.online, "its bcd connects"),
+        (duplicate, "its DuplicateIdentity ends"),
+        ("gpus" in known.missing, f"its gpus section comes ({known.missing.get('gpus')})"),
+        (known.node.inventory_boot is None, "its first inventory is applied"),
+        (known.node.inventory_boot != known.boot_id, "an inventory of its present boot is applied"),
+        (bool(checks), f"its checks pass: {', '.join(checks)}"),
+    )
+    return next((f"when {text}" for holds, text in steps if holds), "at its next report: nothing is left to prove")
+
+
+def _trust(known: Known) -> Iterator[Obstacle]:
+    if known.node.trust != "platform":
+        lease = f"lease {known.node.lease_id}: " if known.node.lease_id else ""
+        end = ends.command("nodes.setTrust", nodeId=known.node_id, trust="platform", reason="...")
+        yield Obstacle(
+            "node", known.node.trust, "operator", end, None, f"{lease}a tenant has root on it, its word counts for nothing"
+        )
+
+
+def _reasons(known: Known) -> Iterator[Obstacle]:
+    """The receiver's own reasons, a row of a condition each; a reason that has no row any more by its name alone."""
+    enforced, would = set(known.node.no_schedule_reasons), set(known.node.would_no_schedule)
+    rows = [row for row in known.conditions if row.type in enforced | would and row.status == "true" and not row.advisory]
+    for row in sorted(rows, key=lambda row: row.key):
+        if row.no_schedule:
+            yield Obstacle(
+                "node",
+                row.type,
+                condition_type(row.type).writer,
+                ends.of_condition(known.node_id, row),
+                known.since.get(("conditions", row.key)),
+                row.message or condition_type(row.type).meaning,
+                row.device_id or None,
+                enforced=row.type in enforced,
+            )
+    for kind in sorted((enforced | would) - {row.type for row in rows if row.no_schedule}):
+        yield Obstacle("node", kind, HEALTH, ends.FROZEN, enforced=kind in enforced)
+
+
+def _others(known: Known) -> Iterator[Obstacle]:
+    for owner, kind in sorted(known.others):
+        yield Obstacle("node", kind, owner, f"{owner} takes its reason back")
+
+
+# ---- a device
+
+
+def _of_device(known: Known, device: Device, each_atom: bool) -> Iterator[Obstacle]:
+    for rule in DEVICE:
+        yield from rule(known, device)
+    live = {(one.atom_id, one.atom_generation): one for one in known.bookings if one.device_id == device.id}
+    atoms = sorted((atom for atom in known.atoms if atom.device_id == device.id), key=lambda atom: atom.key)
+    for atom in atoms:
+        if atom.reason is not None and atom.reason in ends.OF_ATOM:
+            message = ends.OF_ATOM[atom.reason]
+            yield Obstacle("atom", atom.reason, "inventory", ends.BOOKING, None, message, device.id, atom.id)
+    yield from (_booked_each if each_atom else _booked)(known, device, atoms, live)
+
+
+def _state(known: Known, device: Device) -> Iterator[Obstacle]:
+    states = {
+        "missing": not device.present,
+        "lost": device.lost and not any(row.code == "GpuLost" and row.device_id == device.id for row in known.health),
+        "assigned": device.assigned,
+        "partitionPending": device.partition_pending,
+        "draining": device.draining,
+    }
+    for what in (name for name, holds in states.items() if holds):
+        by, message, end = ends.OF_DEVICE[what]
+        since = known.since.get(("devices", device.id)) if what == "missing" else None
+        yield Obstacle("device", what, by, end, since, message, device.id)
+
+
+def _open(known: Known, device: Device) -> Iterator[Obstacle]:
+    rows = [row for row in known.health if row.device_id == device.id and row.open]
+    for row in sorted(rows, key=lambda row: row.key):
+        since = known.since.get(("health", row.key))
+        yield Obstacle("device", row.code, row.source, ends.of_health(row), since, _words(row), device.id)
+
+
+def _words(row: Health) -> str:
+    """Without the driver's text, which names a tenant's processes."""
+    if row.source == "inventory":
+        values = ", ".join(f"{name} {value}" for name, value in sorted(row.detail.items()) if value is not True)
+        return FINDINGS[row.code].meaning + (f": {values}" if values else "")
+    name = verdict(row.code, str(row.detail.get("message", "")), Policy()).name or "in no table"
+    return f"{name}; seen {row.count} times" if row.count > 1 else name
+
+
+def _layout(known: Known, device: Device) -> Iterator[Obstacle]:
+    for row in known.conditions:
+        if row.key == (MISMATCH, device.id) and row.status == "true":
+            since = known.since.get(("conditions", row.key))
+            yield Obstacle("device", MISMATCH, "inventory", ends.of_condition(known.node_id, row), since, row.message, device.id)
+
+
+def _booked(known: Known, device: Device, atoms: Sequence[Atom], live: Mapping[AtomKey, Booking]) -> Iterator[Obstacle]:
+    """In one line for all atoms of the device, so that a whole node stays on one screen."""
+    if live:
+        times = [known.since[key] for one in live if (key := ("bookings", one)) in known.since]
+        message = f"{len(live)} of {len(atoms)} atoms" if len(atoms) > 1 else _named(next(iter(live.values())))
+        end = ends.BOOKING if len(live) == 1 else ends.BOOKINGS
+        yield Obstacle("device", "booked", "placement", end, min(times, default=None), message, device.id)
+
+
+def _booked_each(known: Known, device: Device, atoms: Sequence[Atom], live: Mapping[AtomKey, Booking]) -> Iterator[Obstacle]:
+    for key, one in sorted(live.items()):
+        since = known.since.get(("bookings", key))
+        yield Obstacle("atom", "booked", "placement", ends.BOOKING, since, _named(one), device.id, one.atom_id)
+
+
+def _named(booking: Booking) -> str:
+    return f"booking {booking.booking_id}" if booking.booking_id else "a booking of another tenant"
+
+
+NODE = (_status, _trust, _reasons, _others)
+DEVICE = (_state, _open, _layout)
+
+
+# ---- the answer
+
+
+def _placeable(known: Known) -> bool:
+    node = known.node
+    return node.status == "adopted" and node.trust == "platform" and not (node.no_schedule_reasons or known.others)
+
+
+def _device(known: Known, device: Device, own: Iterable[Obstacle], stands: bool) -> DeviceAnswer:
+    booked = {(one.atom_id, one.atom_generation) for one in known.bookings if one.device_id == device.id}
+    atoms = [atom for atom in known.atoms if atom.device_id == device.id]
+    free = 0 if stands else sum(atom.bookable and atom.key not in booked for atom in atoms)
+    return DeviceAnswer(device, len(atoms), free, len(booked), tuple(sorted({one.what for one in own})))
+
+
+def _by_index(device: Device) -> tuple[int, str]:
+    index: Json = device.attributes.get("index")
+    return (index if isinstance(index, int) else 1 << 32, device.id)
+
+
+def _sentence(known: Known, obstacles: Sequence[Obstacle], devices: Sequence[DeviceAnswer], stands: bool) -> str:
+    total, free = sum(one.atoms for one in devices), sum(one.bookable for one in devices)
+    only = [one for one in obstacles if not one.enforced]
+    observed = f" The pool only observes: else {_listed(only)} would keep it out." if only else ""
+    if stands:
+        against = [one for one in obstacles if one.scope == "node" and one.enforced]
+        return f"Nothing can be booked: {_listed(against)}.{observed}"
+    against = [one for one in obstacles if one.scope != "node"]
+    if not total:
+        return f"There is nothing to book: {_listed(against) or _empty(known, devices)}.{observed}"
+    head = f"All {total} atoms can be booked" if free == total > 1 else f"{free} of {total} atoms can be booked"
+    return head + (f": {_listed(against)}" if against else "") + f".{observed}"
+
+
+def _empty(known: Known, devices: Sequence[DeviceAnswer]) -> str:
+    if known.kind == "site-agent":
+        return "a site agent has no GPUs"
+    if known.devices or devices:
+        return "its GPUs have no atoms"
+    if "gpus" in known.missing:
+        return f"its gpus section did not come ({known.missing['gpus']})"
+    return "its inventory shows no GPU" if known.node.inventory_boot else "no inventory of it has been applied"
+
+
+def _listed(obstacles: Iterable[Obstacle]) -> str:
+    """What stands against it, each word once with how many devices it is of."""
+    found: dict[str, set[str]] = {}
+    for one in obstacles:
+        found.setdefault(one.what, set()).update([one.device_id] if one.device_id else [])
+    words = [
+        f"{what} on {len(of)} GPUs" if len(of) > 1 else f"{what} on {next(iter(of))}" if of else what
+        for what, of in found.items()
+    ]
+    return ", ".join(words[:NAMED]) + (f" and {len(words) - NAMED} more" if len(words) > NAMED else "")

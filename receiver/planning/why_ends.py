@@ -1,0 +1,118 @@
+"""What would end an obstacle (planning/why.py), in words that say what to type or to wait for. One more type of condition that
+keeps a node out costs a row of CONDITIONS."""
+
+from collections.abc import Mapping
+
+from receiver.planning.condition_types import condition_type
+from receiver.planning.findings import FINDINGS, REPLACE
+from receiver.planning.remedies import action_of
+from receiver.planning.verdicts import is_switch
+from receiver.planning.view import ConditionRow, Health
+
+REPORTS = "bcd reports that it is over: it looks again by itself"
+BOOKING, BOOKINGS = "its booking ends", "their bookings end"
+FROZEN = "the node's own reports say so again: it was so when its lease began"
+OUT: Mapping[str, str] = {
+    "retired": "a join with a token that is bound to it",
+    "deleted": "nothing: only its tombstone is left",
+}
+
+# Type of a condition -> what ends it. {adopt}, {move}, {resolve}: what to type; {other}: the other node.
+CONDITIONS: Mapping[str, str] = {
+    "GpuModelUnknown": "a receiver whose models table knows the name (better-compute gpu-name); it plans the node again",
+    "GpuModelMismatch": "a pool of its model: {move}; or another gpuModel of this one: pools.set",
+    "GpuLost": "an inventory that shows the GPU again: reboot the node, then have it looked at if it is lost again",
+    "GpuMissing": "the GPUs are there again; or what is there now is taken as complete: {adopt}, or pools.set expect.gpuCount",
+    "MigLayoutMismatch": "the GPU has instances of the pool's mig.layout: nvidia-mig-manager or nvidia-smi mig on the node",
+    "NvLinkDegraded": "the links are up again, or {adopt} takes what is there as the new baseline",
+    "IbLinkDown": "the ports are there again, or {adopt} takes what is there as the new baseline",
+    "FabricManagerDown": "nvidia-fabricmanager runs on the node, of the driver's version; " + REPORTS,
+    "MPSDown": "the MPS control daemon answers on the node; " + REPORTS,
+    "ForeignGpuExposure": "the exposure that the message names is taken away; " + REPORTS,
+    "PodResourcesUnavailable": "the kubelet's pod-resources socket answers; " + REPORTS,
+    "KubernetesReleaseStuck": "Kubernetes lets go of the GPU that the message names; " + REPORTS,
+    "KubernetesReleasesUnreadable": "the releases can be read again; " + REPORTS,
+    "NvmlUnavailable": "NVML answers (`bcd doctor` on the node says why it does not); " + REPORTS,
+    "CpuPressure": "cpu pressure stays below half of pressure.raise",
+    "MemoryPressure": "memory pressure stays below half of pressure.raise",
+    "IoPressure": "io pressure stays below half of pressure.raise",
+    "CpuSteal": "steal stays below half of pressure.raise",
+    "DaemonOutdated": "a newer bcd runs on the node",
+    "ProtocolUnsupported": "a bcd that speaks this receiver's protocol runs on the node",
+    "CertificateExpiring": "bcd renews its certificate (`bcd status` on the node says why it does not)",
+    "InventoryStale": "bcd collects again (`bcd status` on the node says why it does not)",
+    "NotReporting": "status reports come again: is the machine up, and bcd on it connected?",
+    "AcceptanceFailed": "{adopt} begins another attempt",
+    "DuplicateIdentity": "{other} lets go of it, or {resolve}",
+}
+
+# What a device is in -> by whom, what that means, what ends it.
+OF_DEVICE: Mapping[str, tuple[str, str, str]] = {
+    "missing": (
+        "inventory",
+        "neither NVML nor PCI shows it; it is kept for its bookings",
+        "it is there again, or its bookings end",
+    ),
+    "lost": ("inventory", "NVML cannot reach it", "an inventory that shows it again: reboot the node"),
+    "assigned": ("inventory", "it is bound to a virtual machine's driver", "it is bound to the nvidia driver again"),
+    "partitionPending": ("inventory", "its MIG mode is to change", "a reset of the GPU or a reboot, in which the mode changes"),
+    "draining": ("remediation", "a repair waits for its bookings to end, or runs", "the repair ends"),
+}
+# An atom's reason that is not its device's -> what that means.
+OF_ATOM: Mapping[str, str] = {
+    "MigInstanceGone": "its MIG instance is not there any more",
+    "Retiring": "it is not planned any more, and stays for its booking",
+    "BookedOtherwise": "the GPU is still booked in the way it was shared before",
+}
+_ACTIONS: Mapping[str, str] = {
+    "none": "",
+    "restart-app": "restart the application",
+    "inspect": "have it looked at",
+    "drain-and-reset": "drain the node and reset its GPUs",
+    "reset-gpu": "reset the GPU",
+    "reboot-node": "reboot the node",
+    REPLACE: "replace the GPU",
+}
+
+
+def command(method: str, **keys: str) -> str:
+    """What to type.
+
+    >>> command("nodes.adopt", nodeId="node_1", reason="...")
+    'better-compute api nodes.adopt nodeId=node_1 reason=...'
+    """
+    return " ".join(["better-compute api", method, *(f"{key}={value}" for key, value in keys.items())])
+
+
+def adopt(node_id: str) -> str:
+    """Another attempt at acceptance."""
+    return command("nodes.adopt", nodeId=node_id, reason="...")
+
+
+def of_condition(node_id: str, row: ConditionRow) -> str:
+    """What ends a condition."""
+    if condition_type(row.type).writer == "xid":
+        switch = {"nodeId": node_id} if is_switch(row.type) else {}
+        cleared = command("devices.clear", deviceId=row.device_id, **switch, reason="...")
+        return _repaired(str(row.evidence.get("action", "none")), cleared)
+    text = CONDITIONS.get(row.type, REPORTS)
+    return text.format(
+        adopt=adopt(node_id),
+        move=command("nodes.move", nodeId=node_id, poolId="...", reason="..."),
+        resolve=command("nodes.resolveIdentity", nodeId=node_id, action="keep|reject|distinct", reason="..."),
+        other=row.evidence.get("otherNode") or "the other node",
+    )
+
+
+def of_health(row: Health) -> str:
+    """What closes a fault or finding."""
+    clear = command("devices.clear", deviceId=row.device_id, reason="...")
+    if row.source == "xid":
+        return _repaired(action_of(row), clear)
+    closes = "no inventory of this GPU closes it" if FINDINGS[row.code].sticky else "it closes when no inventory shows it"
+    return f"{_ACTIONS[action_of(row)]}; {closes} (or {clear} force=true)"
+
+
+def _repaired(action: str, cleared: str) -> str:
+    words = _ACTIONS.get(action, action)
+    return f"{words}, then {cleared}" if words else cleared
