@@ -12,6 +12,7 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     Computed,
+    DateTime,
     ForeignKey,
     Identity,
     Index,
@@ -277,16 +278,19 @@ replan = Table(
 
 # The outbox. A reader takes rows with `xid < pg_snapshot_xmin(pg_current_snapshot())::text::bigint` in the order of
 # (xid, seq) and keeps the last pair as its cursor: all transactions below that horizon have ended, so nothing can appear
-# behind the cursor. (`seq` alone is no cursor: a number is drawn before its transaction commits.) Numbers of transactions are
-# of one cluster: after pg_upgrade they go on, but rows that a dump brings into another cluster may carry numbers that it has
-# not reached, and stay behind the horizon until it has. Move a receiver's database by pg_upgrade or replication.
+# behind the cursor. (`seq` alone is no cursor: a number is drawn before its transaction commits.) A row's `xid` is that of its
+# transaction, or of a newer one that had ended before the row was written: so the events of a node, each written under the
+# lock of its row, stand in the order in which they were written, also those of a transaction over several nodes. Numbers of
+# transactions are of one cluster: after pg_upgrade they go on, but rows that a dump brings into another cluster may carry
+# numbers that it has not reached, and stay behind the horizon until it has. Move a database by pg_upgrade or replication.
+_ENDED = "greatest((pg_current_xact_id()::text)::bigint, (pg_snapshot_xmax(pg_current_snapshot())::text)::bigint - 1)"
 events = Table(
     "events",
     metadata,
-    Column("xid", BigInteger, primary_key=True, autoincrement=False, server_default=text("(pg_current_xact_id()::text)::bigint")),
+    Column("xid", BigInteger, primary_key=True, autoincrement=False, server_default=text(_ENDED)),
     Column("seq", BigInteger, Identity(always=True), primary_key=True),
     c.text("id"),
-    c.time("time", now=True),
+    Column("time", DateTime(timezone=True), nullable=False, server_default=text("clock_timestamp()")),  # in the same order
     c.text("tenant_id"),
     c.text("pool_id", nullable=True),
     c.text("node_id", nullable=True),  # no foreign key: what happened stays true

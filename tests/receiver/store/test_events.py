@@ -8,7 +8,8 @@ from receiver.events import EVENTS, event
 from receiver.ids import mint
 from receiver.store.database import Connection
 from receiver.store.events import publish
-from tests.receiver.builders import NODE, join
+from receiver.store.nodes import lock_node
+from tests.receiver.builders import NODE, OTHER, join
 
 READ = """SELECT xid, seq, payload ->> 'by' FROM events
           WHERE xid < pg_snapshot_xmin(pg_current_snapshot())::text::bigint AND (xid, seq) > (%s, %s) ORDER BY xid, seq"""
@@ -40,6 +41,31 @@ def test_reader_misses_nothing_when_transactions_commit_out_of_order(database: s
         assert read(reader, cursor)[0] == []
 
 
+def test_events_of_a_node_are_read_in_the_order_in_which_it_changed(database: str) -> None:
+    """Also where one transaction has several nodes: it has its number long before the lock of the last one."""
+    with (
+        psycopg.connect(database) as several,
+        psycopg.connect(database) as one,
+        psycopg.connect(database, autocommit=True) as reader,
+    ):
+        for node in (NODE, OTHER):
+            join(one, node)
+        one.commit()
+        _, cursor = read(reader, (0, 0))
+        lock_node(several, NODE)
+        lock_node(one, OTHER)
+        publish(one, OTHER, [event("node.joined", {"by": "the first to have its lock"})], mint)
+        one.commit()
+        lock_node(several, OTHER)
+        publish(several, OTHER, [event("node.joined", {"by": "the second"})], mint)
+        assert read(reader, cursor)[0] == [], "behind the horizon"
+        several.commit()
+        seen, cursor = read(reader, cursor)
+        assert seen == ["the first to have its lock", "the second"], "and at once, without waiting for another transaction"
+        times = reader.execute("SELECT time FROM events WHERE node_id = %s ORDER BY xid, seq", [OTHER]).fetchall()
+        assert times == sorted(times)
+
+
 def test_commit_wakes_readers_and_rollback_does_not(database: str) -> None:
     with psycopg.connect(database) as tx, psycopg.connect(database, autocommit=True) as listener:
         listener.execute("LISTEN bc_events")
@@ -57,7 +83,7 @@ def test_event_carries_tenant_pool_node_time_and_schema_version(tx: Connection) 
     tx.execute("UPDATE nodes SET pool_id = 'pool_1'")
     publish(tx, NODE, [event("node.adopted", {"attempt": 1, "specGeneration": 1})], mint)
     row = tx.execute(
-        "SELECT tenant_id, pool_id, node_id, time = now(), payload FROM events WHERE type = 'node.adopted'"
+        "SELECT tenant_id, pool_id, node_id, time >= now(), payload FROM events WHERE type = 'node.adopted'"
     ).fetchone()
     assert row == ("acme", "pool_1", NODE, True, {"attempt": 1, "specGeneration": 1, "schemaVersion": 1})
 

@@ -68,3 +68,9 @@ CREATE VIEW bookable_atoms AS
   WHERE n.placeable AND a.bookable AND NOT EXISTS (
     SELECT FROM bookings b
     WHERE b.node_id = a.node_id AND b.atom_id = a.id AND b.atom_generation = a.generation AND b.ended_at IS NULL);
+
+-- A transaction over several nodes has its number before it has all their locks: what it tells of the last one has the number
+-- of the newest transaction that has ended by then, so that the events of a node stand in the order in which it changed.
+ALTER TABLE events ALTER COLUMN xid
+  SET DEFAULT greatest((pg_current_xact_id()::text)::bigint, (pg_snapshot_xmax(pg_current_snapshot())::text)::bigint - 1);
+ALTER TABLE events ALTER COLUMN time SET DEFAULT clock_timestamp();
