@@ -25,8 +25,10 @@ from receiver.gateway.heartbeat import beat, beat_forever
 from receiver.gateway.jobs import Jobs
 from receiver.gateway.listener import Listener
 from receiver.gateway.registry import Registry
+from receiver.gateway.replanning import replan_forever
 from receiver.gateway.server import Server
 from receiver.gateway.session import Sessions
+from receiver.operate.methods import runners
 from receiver.planning.pressure import Levels
 from receiver.read.api import EVENTS_CHANNEL, Api
 from receiver.read.queries import open_engine
@@ -116,11 +118,12 @@ class Receiver:
         levels = Levels(config.pressure_raise, config.pressure_samples)
         self.jobs = Jobs(self.pool, self.threads, self.registry, config.tenant, name, config.status_handlers, levels)
         self.woken = asyncio.Condition()
-        self.api = Api(self.engine, self.reading, self.woken, lambda: self.registry.met.update([limits.PAGE.name]))
+        writes = runners(self.pool, config.tenant)
+        self.api = Api(self.engine, self.reading, self.woken, lambda: self.registry.met.update([limits.PAGE.name]), writes)
         self.url = url
         self.servers: list[Server] = []
         self.tasks: set[asyncio.Task[None]] = set()
-        self.heartbeat: asyncio.Task[None] | None = None
+        self.chores: list[asyncio.Task[None]] = []
         self.listener: Listener | None = None
         self.metrics: metrics.Listening | None = None
 
@@ -134,7 +137,8 @@ class Receiver:
             await server.start()
         if self.config.metrics_listen:
             self.metrics = metrics.listen(self.config.metrics_listen, self.registry)
-        self.heartbeat = asyncio.create_task(beat_forever(self.registry, self.jobs), name="heartbeat")
+        chores = {"heartbeat": beat_forever(self.registry, self.jobs), "replanning": replan_forever(self.jobs)}
+        self.chores = [asyncio.create_task(work, name=name) for name, work in chores.items()]
         handlers = {
             SESSION_CHANNEL: self.jobs.session_began,
             DISBELIEVED: self.jobs.session_disbelieved,
@@ -167,8 +171,9 @@ class Receiver:
 
     def check(self) -> None:
         """Raises what ended a task that should not end: a receiver that forgets its nodes must not look alive."""
-        if self.heartbeat is not None and self.heartbeat.done():
-            self.heartbeat.result()
+        for chore in self.chores:
+            if chore.done():
+                chore.result()
 
     async def stop(self) -> None:
         """Ends every stream with `draining`, lets open calls end, writes what is left, closes the database."""
@@ -181,7 +186,7 @@ class Receiver:
         await self._idle(self.config.drain)
         # gRPC would still wait, for as long as it may, for peers that are gone without a word: a rebooted node is one.
         await asyncio.gather(*ending, *(server.stop(FLUSH) for server in self.servers))
-        tasks = [*self.tasks, *([self.heartbeat] if self.heartbeat else [])]
+        tasks = [*self.tasks, *self.chores]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -82,6 +82,7 @@ def test_broad_excepts_stand_only_in_a_tables_one_runner() -> None:
     allowed: dict[str, int] = {
         "agent/commands/runner.py": 1,  # our bug in one command must not end the daemon: it is that command's answer, and logged
         "agent/collectors/worker.py": 1,  # our bug in one collector must not take the other seven along
+        "receiver/apply/replan.py": 1,  # our bug with one node must not hold up the queue: it is logged, and tried again later
     }
     found: dict[str, int] = {}
     for path in own_code():

@@ -54,6 +54,12 @@ def plan(facts: Facts, draft: Draft) -> None:
     set_conditions(draft, [MISMATCH], mismatches)
 
 
+def settle(facts: Facts, before: Draft, draft: Draft) -> None:
+    """Runs behind every writer: the inventory may be known to be that of another boot without being planned."""
+    if draft.node.inventory_boot != before.node.inventory_boot:
+        reborn(facts, draft)
+
+
 def reborn(facts: Facts, draft: Draft) -> None:
     """MIG instances that are there in another boot than their atoms' are others, though the inventory is the same."""
     for device in _there(draft):

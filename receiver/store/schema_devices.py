@@ -29,6 +29,7 @@ devices = Table(
     c.time("missing_since"),
     Index(None, "node_id"),
     Index(None, "serial"),
+    Index("ix_devices_missing", "node_id", postgresql_where=text("NOT present")),
 )
 
 atoms = Table(
@@ -48,6 +49,7 @@ atoms = Table(
     c.time("created_at", now=True),
     Index(None, "device_id"),
     Index(None, "node_id", "id", "generation"),
+    Index("ix_atoms_kept", "node_id", postgresql_where=text("retiring OR reason = 'MigInstanceGone'")),
     Index("ix_atoms_bookable", "node_id", "id", "generation", postgresql_where=text("bookable")),
 )
 
@@ -118,4 +120,12 @@ bookings = Table(
     Index("uq_bookings_live_atom", "atom_id", "atom_generation", unique=True, postgresql_where=LIVE),
     Index("ix_bookings_live_node", "node_id", "atom_id", "atom_generation", postgresql_where=LIVE),
     Index("ix_bookings_live_device", "device_id", postgresql_where=LIVE),
+)
+
+# Atoms without a live booking, kept by triggers: when nearly all are booked, the few others are not looked for among them.
+unbooked_atoms = Table(
+    "unbooked_atoms",
+    metadata,
+    c.key("atom_id"),
+    Column("generation", BigInteger, primary_key=True, autoincrement=False),
 )

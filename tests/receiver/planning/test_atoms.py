@@ -197,11 +197,12 @@ def test_another_boot_with_the_same_inventory_bears_mig_atoms_anew() -> None:
     draft = planned(reports(section)).copy()
     draft.node = replace(draft.node, inventory_boot="boot-2")
     facts = Facts("node_1", bookings=booked(f"{G0}/MIG-a"))
-    atoms.reborn(facts, draft)
+    atoms.settle(facts, planned(reports(section)), draft)
     assert sorted(draft.atoms) == [(G1, 1), ("MIG-a", 1), ("MIG-a", 2), ("MIG-b", 2)]
     assert draft.atoms["MIG-a", 1].retiring
     again = draft.copy()
     atoms.reborn(facts, again)
+    atoms.settle(facts, draft, again)
     assert again.atoms == draft.atoms
     assert planned(reports(section, bookings=facts.bookings), draft, "boot-2").atoms == draft.atoms
 

@@ -46,6 +46,7 @@ CREATE INDEX ix_atoms_bookable ON atoms (node_id, id, generation) WHERE bookable
 DROP INDEX ix_bookings_live_node;
 CREATE INDEX ix_bookings_live_node ON bookings (node_id, atom_id, atom_generation) WHERE ended_at IS NULL;
 DROP INDEX ix_conditions_type_true;
+CREATE STATISTICS st_conditions (mcv) ON type, status FROM conditions;  -- some types are nearly always true, most hardly ever
 CREATE INDEX ix_conditions_true ON conditions (type, node_id) WHERE status = 'true';
 CREATE INDEX ix_events_type_xid_seq ON events (type, xid, seq);
 
@@ -68,6 +69,26 @@ CREATE VIEW bookable_atoms AS
   WHERE n.placeable AND a.bookable AND NOT EXISTS (
     SELECT FROM bookings b
     WHERE b.node_id = a.node_id AND b.atom_id = a.id AND b.atom_generation = a.generation AND b.ended_at IS NULL);
+
+-- What is kept only for a booking goes when that ends (receiver/apply/replan.py): its node is planned again.
+CREATE INDEX ix_devices_missing ON devices (node_id) WHERE NOT present;
+CREATE INDEX ix_atoms_kept ON atoms (node_id) WHERE retiring OR reason = 'MigInstanceGone';
+CREATE FUNCTION replan_ended_bookings() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO replan (node_id, reason, queued_at)
+  SELECT w.node_id, 'a booking ended', clock_timestamp()
+  FROM was w LEFT JOIN bookings b ON b.booking_id = w.booking_id
+  WHERE w.ended_at IS NULL AND (b.booking_id IS NULL OR b.ended_at IS NOT NULL) AND (
+    EXISTS (SELECT FROM atoms a WHERE a.id = w.atom_id AND a.generation = w.atom_generation AND NOT a.bookable)
+    OR EXISTS (SELECT FROM devices d WHERE d.id = w.device_id AND NOT d.present))
+  GROUP BY w.node_id ORDER BY w.node_id
+  ON CONFLICT (node_id) DO UPDATE SET reason = excluded.reason, queued_at = excluded.queued_at;
+  RETURN NULL;
+END $$;
+CREATE TRIGGER bookings_ended AFTER UPDATE ON bookings REFERENCING OLD TABLE AS was
+  FOR EACH STATEMENT EXECUTE FUNCTION replan_ended_bookings();
+CREATE TRIGGER bookings_deleted AFTER DELETE ON bookings REFERENCING OLD TABLE AS was
+  FOR EACH STATEMENT EXECUTE FUNCTION replan_ended_bookings();
 
 -- A transaction over several nodes has its number before it has all their locks: what it tells of the last one has the number
 -- of the newest transaction that has ended by then, so that the events of a node stand in the order in which it changed.

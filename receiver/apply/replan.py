@@ -1,0 +1,123 @@
+"""Planning nodes again from what was applied last (SPEC B2, "Applying"): `drain` plans those that stand in `replan`.
+
+In it are nodes whose pool was edited (`queue_pool`), that were planned with older tables (`queue_outdated`), that reported what
+another node has let go (store/view.py), and on which a booking ended of what was only kept for it (a trigger on `bookings`).
+`queue_missed` finds what these cannot see.
+"""
+
+import logging
+from collections.abc import Iterable
+from datetime import datetime
+
+from psycopg.errors import DeadlockDetected
+
+from receiver import ids
+from receiver.apply.act import act
+from receiver.planning.atoms import GONE
+from receiver.planning.node import TABLES
+from receiver.planning.view import Draft, Facts
+from receiver.store.database import Connection
+from receiver.store.words import jsonb
+
+BATCH = 100  # nodes a transaction: their rows are locked until it ends
+AGAIN = 60  # seconds until a node that could not be planned is tried again
+_ALONE = 0x62635F72  # advisory lock, held by the transaction that drains
+
+LOG = logging.getLogger("receiver.replan")
+
+_QUEUE = """
+INSERT INTO replan (node_id, reason, queued_at) SELECT n.id, %(reason)s, clock_timestamp() FROM nodes n WHERE {} ORDER BY n.id
+ON CONFLICT (node_id) DO UPDATE SET reason = excluded.reason, queued_at = excluded.queued_at
+"""
+_QUEUE_NODES = _QUEUE.format("n.id = ANY(%(nodes)s)")
+_QUEUE_POOL = _QUEUE.format("n.pool_id = %(pool)s")
+# Planned with an older version of a table. (While receivers of two versions run, only the newer ones say so.)
+_QUEUE_OUTDATED = _QUEUE.format(
+    """n.plan_key IS NOT NULL AND NOT EXISTS (SELECT FROM replan r WHERE r.node_id = n.id)
+    AND EXISTS (SELECT FROM jsonb_each_text(%(tables)s) AS t(name, version)
+                WHERE coalesce((n.plan_key ->> t.name)::numeric, 0) < t.version::numeric)"""
+)
+# What a trigger or a plan cannot see, because the other transaction had not ended then: a booking that ended while a plan kept
+# something for it; a device or key that was let go while a plan found that another node has it.
+_QUEUE_MISSED = _QUEUE.format(
+    f"""NOT EXISTS (SELECT FROM replan r WHERE r.node_id = n.id) AND n.id IN (
+      SELECT a.node_id FROM atoms a WHERE (a.retiring OR a.reason = '{GONE}') AND NOT EXISTS (
+        SELECT FROM bookings b WHERE b.atom_id = a.id AND b.atom_generation = a.generation AND b.ended_at IS NULL)
+      UNION SELECT d.node_id FROM devices d WHERE NOT d.present AND NOT EXISTS (
+        SELECT FROM bookings b WHERE b.device_id = d.id AND b.ended_at IS NULL)
+      UNION SELECT c.node_id FROM conditions c WHERE c.type = 'DuplicateIdentity' AND c.status = 'true' AND (
+        c.reason = 'DeviceOwned' AND NOT EXISTS (
+          SELECT FROM devices d WHERE d.id = c.device_id AND d.node_id = c.evidence ->> 'otherNode')
+        OR c.reason = 'HardwareKey' AND NOT EXISTS (
+          SELECT FROM hardware_keys h JOIN hardware_keys o ON o.key = h.key
+          WHERE h.node_id = c.node_id AND h.replaced_at IS NULL AND o.node_id = c.evidence ->> 'otherNode'
+            AND o.trusted AND o.replaced_at IS NULL)))"""
+)
+
+_NEXT = "SELECT node_id, queued_at FROM replan WHERE queued_at <= clock_timestamp() ORDER BY queued_at, node_id LIMIT %s"
+_LOCK = "SELECT id FROM nodes WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE"
+_DONE = """DELETE FROM replan r USING unnest(%s::text[], %s::timestamptz[]) AS p(node_id, queued_at)
+WHERE (r.node_id, r.queued_at) = (p.node_id, p.queued_at)"""
+_LATER = "UPDATE replan SET queued_at = clock_timestamp() + make_interval(secs => %s) WHERE node_id = ANY(%s)"
+
+
+def queue(tx: Connection, node_ids: Iterable[str], reason: str) -> int:
+    """Has these nodes planned again, soon. Answers how many there are."""
+    return tx.execute(_QUEUE_NODES, {"nodes": list(node_ids), "reason": reason}).rowcount
+
+
+def queue_pool(tx: Connection, pool_id: str, reason: str) -> int:
+    """Has the nodes of a pool planned again: to be called by whoever edits it, in the same transaction."""
+    return tx.execute(_QUEUE_POOL, {"pool": pool_id, "reason": reason}).rowcount
+
+
+def queue_outdated(tx: Connection) -> int:
+    """Has the nodes planned again that were planned with an older table of GPU models or of XIDs than this receiver's."""
+    return tx.execute(_QUEUE_OUTDATED, {"tables": jsonb(dict(TABLES)), "reason": "a table was upgraded"}).rowcount
+
+
+def queue_missed(tx: Connection) -> int:
+    """Has the nodes planned again that keep something for a booking that has ended, or wait for what was let go."""
+    return tx.execute(_QUEUE_MISSED, {"reason": "a booking ended, or another node let go"}).rowcount
+
+
+def drain(tx: Connection, batch: int = BATCH, mint: ids.Mint = ids.mint) -> int:
+    """Plans the nodes again that were queued first, and answers how many; 0 also while another receiver is at it.
+
+    A node that cannot be planned holds up no other: it is logged, and tried again later.
+    """
+    if not _alone(tx):
+        return 0
+    queued: dict[str, datetime] = dict(tx.execute(_NEXT, [batch]).fetchall())
+    if not queued:
+        return 0
+    tx.execute(_LOCK, [list(queued)])  # all, in their order, before anything is written
+    failed = [node_id for node_id in sorted(queued) if not _plan(tx, node_id, mint)]
+    if failed:
+        tx.execute(_LATER, [AGAIN, failed])
+    done = [node_id for node_id in queued if node_id not in failed]
+    tx.execute(_DONE, [done, [queued[node_id] for node_id in done]])
+    return len(queued)
+
+
+def _alone(tx: Connection) -> bool:
+    row = tx.execute("SELECT pg_try_advisory_xact_lock(%s)", [_ALONE]).fetchone()
+    return row is not None and bool(row[0])
+
+
+def _plan(tx: Connection, node_id: str, mint: ids.Mint) -> bool:
+    try:
+        with tx.transaction():
+            act(tx, node_id, _nothing, inventory_too=True, mint=mint)
+    except DeadlockDetected:  # the whole transaction is run again
+        raise
+    except Exception:
+        if tx.closed:
+            raise
+        LOG.exception("a node cannot be planned again", extra={"node": node_id})
+        return False
+    return True
+
+
+def _nothing(facts: Facts, draft: Draft) -> None:
+    """What is planned again is amended by nothing but the rules."""

@@ -1,0 +1,33 @@
+"""The task that plans nodes again (receiver/apply/replan.py). Every receiver has it, and one at a time does the work."""
+
+import asyncio
+from collections.abc import Callable
+
+from receiver.apply import replan
+from receiver.gateway.jobs import NO_ANSWER, Jobs
+from receiver.store.database import Connection
+
+EVERY = 1.0
+MISSED_EVERY = 10  # rounds
+OUTDATED_EVERY = 300  # rounds: nodes that a receiver of an older version has planned meanwhile
+
+
+async def replan_forever(jobs: Jobs) -> None:
+    """Until it is cancelled. A database that does not answer is asked again in the next round."""
+    rounds = 0
+    while True:
+        if rounds % OUTDATED_EVERY == 0:
+            await _within(jobs, replan.queue_outdated)
+        if rounds % MISSED_EVERY == 0:
+            await _within(jobs, replan.queue_missed)
+        while await _within(jobs, replan.drain) == replan.BATCH:
+            pass
+        rounds += 1
+        await asyncio.sleep(EVERY)
+
+
+async def _within(jobs: Jobs, work: Callable[[Connection], int]) -> int:
+    try:
+        return await jobs.transaction(work)
+    except NO_ANSWER:
+        return 0
