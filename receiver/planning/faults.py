@@ -9,38 +9,19 @@ it any more closes nothing: that is a clear's (planning/health.py). An SXid is o
 condition is all there is of it, and keeps the count of its last clear too.
 """
 
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 from receiver.events import event
-from receiver.planning import view
-from receiver.planning.inventory import Publish
+from receiver.planning.condition_types import XID_TYPE
 from receiver.planning.policy import Policy
 from receiver.planning.verdicts import ACTIONS, Verdict, is_switch, verdict
-from receiver.planning.view import ConditionRow, Draft, Facts, Health, set_conditions
+from receiver.planning.view import ConditionKey, ConditionRow, Counted, Draft, Facts, Health, set_conditions
 from receiver.values import Condition, Fault
 
-Key = tuple[str, str]  # code and device
 MOST = 1024  # faults of one boot; bcd reports 256 at most, and a hostile node is not to fill the table
-_TYPE = re.compile(r"(S?)Xid(0|[1-9][0-9]{0,9})")
-
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """How often a fault was seen in the node's present boot, and the count that the last event of it told."""
-
-    count: int
-    told: int
-
-
-@dataclass(frozen=True, slots=True)
-class CountFault:
-    """Store the count of a fault."""
-
-    fault: Fault
-    told: int
-    reason: str
+NO_POLICY = "it has no policy any more"  # why a fault is closed after an edit of the pool
+_REASONS = {"node": "NodeFault", "device": "DeviceFault"}  # of the conditions
 
 
 def as_fault(condition: Condition) -> Fault | None:
@@ -49,7 +30,7 @@ def as_fault(condition: Condition) -> Fault | None:
     >>> as_fault(Condition("Xid79", "true", device_id="GPU-1", bus_id="00000000:18:00.0")).number
     79
     """
-    match = _TYPE.fullmatch(condition.type)
+    match = XID_TYPE.fullmatch(condition.type)
     if match is None or condition.status != "true":
         return None
     count = max(condition.count, 1)  # it is reported, so there was one
@@ -58,41 +39,6 @@ def as_fault(condition: Condition) -> Fault | None:
     else:
         fault = Fault("xid", int(match[2]), condition.device_id, condition.bus_id, count, condition.message)
     return fault if fault.device_id or (match[1] and fault.bus_id) else None
-
-
-def plan_faults(stored: Mapping[Key, Counted], reported: Iterable[Fault]) -> Iterator[CountFault | Publish]:
-    """Steps for a report's faults; `stored` are those of the same boot.
-
-    Nothing for a count that is not above the stored one, and nothing for what is new when MOST have been stored.
-    """
-    for fault in reported:
-        before = stored.get((fault.code, fault.device))
-        if before is None and len(stored) >= MOST:
-            continue
-        before = before or Counted(0, 0)
-        if fault.count <= before.count:
-            continue
-        tell = fault.count >= 2 * before.told  # the first one too
-        reason = f"{before.count} were stored"
-        yield CountFault(fault, fault.count if tell else before.told, reason)
-        if tell:
-            yield Publish(event("node.xid", _payload(fault)), reason)
-
-
-def _payload(fault: Fault) -> dict[str, object]:
-    device = {"deviceId": fault.device_id} if fault.device_id else {}
-    return {
-        "kind": fault.kind,
-        "xid": fault.number,
-        **device,
-        "busId": fault.bus_id,
-        "message": fault.message,
-        "count": fault.count,
-    }
-
-
-NO_POLICY = "it has no policy any more"  # why a fault is closed after an edit of the pool
-_REASONS = {"node": "NodeFault", "device": "DeviceFault"}  # of the conditions
 
 
 def verdict_on(facts: Facts, code: str, message: str) -> Verdict:
@@ -115,7 +61,7 @@ def count(facts: Facts, draft: Draft, reported: Iterable[Fault]) -> None:
         if stored is None and len(draft.faults) >= MOST:
             continue
         if stored is None or stored.foreign != foreign:
-            stored = view.Counted(fault.code, fault.device, facts.boot_id, foreign=foreign)
+            stored = Counted(fault.code, fault.device, facts.boot_id, foreign=foreign)
         if fault.count <= stored.count:
             continue
         tell = fault.count >= 2 * stored.told  # the first one too
@@ -132,7 +78,7 @@ def count(facts: Facts, draft: Draft, reported: Iterable[Fault]) -> None:
     draft.events += [event("node.xid", _told(facts, draft, one)) for one in told]
 
 
-def _told(facts: Facts, draft: Draft, one: view.Counted) -> dict[str, object]:
+def _told(facts: Facts, draft: Draft, one: Counted) -> dict[str, object]:
     """The event of a fault. A foreign one has no policy: nothing follows from it."""
     said = verdict_on(facts, one.code, one.message)
     cause = said.cause if said.cause is not None or not said.linked else _worst(facts, draft, one)
@@ -149,7 +95,7 @@ def _told(facts: Facts, draft: Draft, one: view.Counted) -> dict[str, object]:
     }
 
 
-def _worst(facts: Facts, draft: Draft, of: view.Counted) -> int | None:
+def _worst(facts: Facts, draft: Draft, of: Counted) -> int | None:
     """What the driver's word (154) is about: the worst XID of the GPU in this boot. (The message names none.)"""
     ranked = [
         (_rank(verdict_on(facts, one.code, one.message)), -_number(one.code))
@@ -177,7 +123,7 @@ def judge(facts: Facts, before: Draft, draft: Draft) -> None:
     _settle_switches(facts, draft)
 
 
-def _count_of_gpu(facts: Facts, draft: Draft, one: view.Counted) -> None:
+def _count_of_gpu(facts: Facts, draft: Draft, one: Counted) -> None:
     key = (one.device_id, "xid", one.code, one.boot_id)
     row = draft.health.get(key)
     if row is None:
@@ -194,7 +140,7 @@ def _room(draft: Draft, device_id: str) -> bool:
 
 def _settle_gpus(facts: Facts, draft: Draft) -> None:
     """Closes and opens XIDs, and sets their conditions: one for all boots of (code, GPU), with the count of the present one."""
-    wanted: dict[view.ConditionKey, ConditionRow] = {}
+    wanted: dict[ConditionKey, ConditionRow] = {}
     for key in sorted(draft.health, key=lambda key: (key[3] == facts.boot_id, key)):
         row = draft.health[key]
         if row.source != "xid" or row.device_id in facts.owners:
@@ -228,7 +174,7 @@ def _raised(row: ConditionRow, said: Verdict, other: ConditionRow | None = None)
     )
 
 
-def _count_of_switch(facts: Facts, draft: Draft, one: view.Counted) -> None:
+def _count_of_switch(facts: Facts, draft: Draft, one: Counted) -> None:
     row = draft.conditions.get((one.code, one.device_id))
     if row is None:
         if verdict_on(facts, one.code, one.message).policy is None or len(draft.conditions) >= MOST:

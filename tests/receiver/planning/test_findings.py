@@ -171,9 +171,9 @@ def test_another_nodes_gpu_has_none_here() -> None:
 
 def test_no_gpus_section_says_nothing() -> None:
     stored = planned(gpu(0, state="lost"))
-    for sections in (None, {}):
+    for facts in (Facts("node_1"), Facts("node_1", sections={})):
         draft = stored.copy()
-        plan(Facts("node_1", sections=sections), draft)
+        plan(facts, draft)
         assert draft == stored
 
 
