@@ -24,8 +24,8 @@ from sqlalchemy.engine import Connection
 from receiver.client_methods import name_of
 from receiver.errors import Invalid, NotFound, OverLimit, Refused
 from receiver.read import queries
-from receiver.read.answers import devices, events, inventory, nodes
-from receiver.read.tokens import READ, Forbidden, Scope, scope
+from receiver.read.answers import devices, events, inventory, nodes, placement, pools, why
+from receiver.read.tokens import ADMIN, READ, Forbidden, Scope, scope
 from receiver.store.database import LOST_RACE
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -52,6 +52,11 @@ READS: Mapping[str, Read] = {
     "inventory.diff": Read(inventory.difference),
     "nodes.list": Read(nodes.listed),
     "nodes.get": Read(nodes.get),
+    "nodes.why": Read(why.answer),
+    "atoms.list": Read(placement.atoms_list),
+    "images.list": Read(placement.images_list),
+    "pools.list": Read(pools.listed, ADMIN),
+    "pools.get": Read(pools.get, ADMIN),
     "devices.get": Read(devices.get),
     "devices.history": Read(devices.history),
     "events.list": Read(events.listed),

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import psycopg
+import pytest
 
 from receiver.client_methods import answer, find, parse
 from receiver.config import Config
@@ -29,7 +30,7 @@ class Live:
         self.daemons.append(FakeDaemon(self.receiver.config.listen_session, **fields))
         return self.daemons[-1]
 
-    async def api(self, name: str, **keys: object) -> dict[str, Any]:
+    async def api(self, name: str, /, **keys: object) -> dict[str, Any]:
         """What `better-compute api NAME key=value ... --format json` prints. Raises grpc.aio.AioRpcError."""
         method = find(name)
         request = parse(method, [f"{key}={value}" for key, value in keys.items()])
@@ -73,3 +74,10 @@ def live(test: Callable[[Live], Awaitable[None]]) -> Callable[[str], None]:
 
     run.__doc__ = test.__doc__
     return run
+
+
+async def refused(call: Awaitable[object]) -> tuple[grpc.StatusCode, str]:
+    """How a call of the API was refused: the status, and what it says."""
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call
+    return error.value.code(), error.value.details() or ""

@@ -11,6 +11,8 @@ from google.protobuf.struct_pb2 import Struct, Value
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from receiver.errors import Invalid
+from receiver.planning.selector import Selector, SelectorError
+from receiver.planning.selector import parse as parse_selector
 from receiver.read.tokens import Scope
 from receiver.values import Json, Payload
 
@@ -40,15 +42,23 @@ def required(request: Message, name: str) -> str:
     return value
 
 
+def selector(text: str) -> Selector:
+    """A selector of nodes by their labels. Raises Invalid that names the position."""
+    try:
+        return parse_selector(text)
+    except SelectorError as error:
+        raise Invalid(f"selector: {error}") from None
+
+
 def value(json: Json) -> Value:
     """JSON as a message."""
     return json_format.ParseDict(json, Value())
 
 
 def struct(json: Payload | None) -> Struct:
-    """A JSON object as a message."""
+    """A JSON object as a message, without what is absent."""
     made = Struct()
-    made.update(json or {})
+    made.update({name: one for name, one in (json or {}).items() if one is not None})
     return made
 
 

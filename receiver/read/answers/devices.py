@@ -55,7 +55,7 @@ def _device(row: Row[Any], faults: Iterable[devices_pb2.DeviceFault]) -> devices
         partition_pending=row.partition_pending,
         draining=row.draining,
         faults=faults,
-        attributes=struct({name: one for name, one in row.attributes.items() if one is not None}),
+        attributes=struct(row.attributes),
         missing_since=stamp(row.missing_since),
         created_at=stamp(row.created_at),
     )

@@ -15,7 +15,7 @@ from receiver.planning.policy import Policy, parse
 from receiver.planning.verdicts import verdict
 from receiver.read import queries, queries_devices
 from receiver.read.answers import devices
-from receiver.read.answers.common import PAGE, optional, required, stamp, xid_message
+from receiver.read.answers.common import PAGE, optional, required, selector, stamp, xid_message
 from receiver.read.answers.inventory import missing_sections
 from receiver.read.tokens import Scope
 from receiver.store.schema import atoms
@@ -28,7 +28,9 @@ def listed(db: Connection, scope: Scope, request: nodes_pb2.NodesServiceListRequ
     if status is not None and status not in NODE_STATUSES:
         raise Invalid(f"status {status!r} is none of {', '.join(NODE_STATUSES)}")
     limit = queries.page_size(request.limit, PAGE)
-    rows, following = queries.node_page(db, scope, optional(request, "pool_id"), status, request.cursor, limit)
+    pool_id, condition = optional(request, "pool_id"), optional(request, "condition")
+    chosen = selector(request.selector)
+    rows, following = queries.node_page(db, scope, pool_id, status, request.cursor, limit, condition, chosen)
     return nodes_pb2.NodesServiceListResponse(nodes=messages(db, scope, rows), next_cursor=following)
 
 

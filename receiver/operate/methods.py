@@ -1,0 +1,106 @@
+"""The methods that change something, a row each: what the caller must be allowed, what it is about, what it does, its answer."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bettercompute.control.v1 import devices_pb2, pools_pb2
+from google.protobuf.message import Message
+from sqlalchemy import Engine
+from sqlalchemy.engine import Connection
+
+from receiver.apply.health import ClearOutcome
+from receiver.operate import devices, nodes, pools
+from receiver.operate.call import Call, audit, check_reason
+from receiver.read import queries
+from receiver.read.answers import nodes as node_answers
+from receiver.read.answers import pools as pool_answers
+from receiver.read.api import Run
+from receiver.read.tokens import ADMIN, PROVISION, Scope
+from receiver.store.database import Pool, transact
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A method that changes something.
+
+    `about`: the thing that it is about, by its kind and id, or None for a new one. `act`: changes it, in the transaction, given
+    its id. `answer`: the response, from what `act` gave or else the id, read after the commit. `reason`: whether one is needed.
+    """
+
+    about: Callable[[Call], tuple[str, str]] | None
+    act: Callable[..., Any]
+    answer: Callable[[Connection, Scope, Any], Message]
+    permission: str = PROVISION
+    reason: bool = True
+
+
+def _named(kind: str, key: str) -> Callable[[Call], tuple[str, str]]:
+    return lambda call: (kind, call.required(key))
+
+
+def _on_node(act: Callable[[Call, str], None], permission: str = PROVISION, reason: bool = True) -> Write:
+    return Write(_named("node", "node_id"), act, _node, permission, reason)
+
+
+def _node(db: Connection, scope: Scope, node_id: str) -> Message:
+    return node_answers.messages(db, scope, [queries.node(db, scope, node_id)])[0]
+
+
+def _pool(db: Connection, scope: Scope, pool_id: str) -> Message:
+    return pool_answers.message(db, scope, pool_id)
+
+
+def _gone(db: Connection, scope: Scope, pool_id: str) -> Message:
+    return pools_pb2.PoolsServiceDeleteResponse(pool_id=pool_id)
+
+
+def _cleared(db: Connection, scope: Scope, outcome: ClearOutcome) -> Message:
+    return devices_pb2.DevicesServiceClearResponse(
+        device_id=outcome.device_id, node_id=outcome.node_id, closed=outcome.closed, healthy=outcome.healthy
+    )
+
+
+WRITES: Mapping[str, Write] = {
+    "nodes.adopt": _on_node(nodes.adopt),
+    "nodes.maintenance": _on_node(nodes.maintenance),
+    "nodes.retire": _on_node(nodes.retire),
+    "nodes.delete": _on_node(nodes.delete),
+    "nodes.move": _on_node(nodes.move),
+    "nodes.label": _on_node(nodes.label),
+    "nodes.resolveIdentity": _on_node(nodes.identity),
+    "nodes.setTrust": _on_node(nodes.trust, ADMIN, reason=False),
+    "devices.clear": Write(lambda call: ("node", devices.node_with(call)), devices.clear, _cleared),
+    "pools.create": Write(None, pools.create, _pool, ADMIN, reason=False),
+    "pools.set": Write(_named("pool", "pool_id"), pools.change, _pool, ADMIN, reason=False),
+    "pools.delete": Write(_named("pool", "pool_id"), pools.delete, _gone, ADMIN, reason=False),
+}
+
+
+def runners(pool: Pool, tenant: str) -> dict[str, Run]:
+    """The methods as the API runs them, over this pool of connections. `tenant`: of new pools, where the caller has all."""
+    return {name: _runner(pool, tenant, name, row) for name, row in WRITES.items()}
+
+
+def _runner(pool: Pool, tenant: str, name: str, row: Write) -> Run:
+    def run(engine: Engine, scope: Scope, request: Any) -> Message:
+        scope.require(row.permission, name)
+        check_reason(request.reason, row.reason)
+        result = transact(pool, lambda tx: perform(Call(tx, scope, name, request, tenant), row))
+        with engine.connect() as db:
+            return row.answer(db, scope, result)
+
+    return run
+
+
+def perform(call: Call, row: Write) -> Any:
+    """Does what a call asks for, and audits it, in the call's transaction. Answers what the method's `answer` is made of."""
+    if row.about is None:
+        key = row.act(call)
+        audit(call, call.about("pool", key))
+        return key
+    kind, key = row.about(call)
+    subject = call.about(kind, key)
+    result = row.act(call, key)
+    audit(call, subject)
+    return key if result is None else result

@@ -1,0 +1,45 @@
+"""`pools.get`, `pools.list`."""
+
+from typing import Any
+
+from bettercompute.control.v1 import pools_pb2
+from google.protobuf.message import Message
+from sqlalchemy import Row
+from sqlalchemy.engine import Connection
+
+from receiver.read import queries, queries_pools
+from receiver.read.answers.common import PAGE, required, stamp, struct
+from receiver.read.tokens import Scope
+
+
+def listed(db: Connection, scope: Scope, request: pools_pb2.PoolsServiceListRequest) -> Message:
+    """Pools in the order of their ids."""
+    limit = queries.page_size(request.limit, PAGE)
+    rows, following = queries_pools.pool_page(db, scope, request.cursor, limit)
+    return pools_pb2.PoolsServiceListResponse(pools=[_pool(row) for row in rows], next_cursor=following)
+
+
+def get(db: Connection, scope: Scope, request: pools_pb2.PoolsServiceGetRequest) -> Message:
+    """One pool."""
+    return message(db, scope, required(request, "pool_id"))
+
+
+def message(db: Connection, scope: Scope, pool_id: str) -> pools_pb2.Pool:
+    """A pool by its id. Raises NotFound."""
+    return _pool(queries_pools.pool(db, scope, pool_id))
+
+
+def _pool(row: Row[Any]) -> pools_pb2.Pool:
+    return pools_pb2.Pool(
+        id=row.id,
+        name=row.name,
+        kind=row.kind,
+        gpu_model=row.gpu_model,
+        sharing=row.sharing,
+        mode=row.mode,
+        policy=struct(row.policy),
+        nodes=row.nodes,
+        revision=row.revision,
+        created_at=stamp(row.created_at),
+        tenant_id=row.tenant_id,
+    )
