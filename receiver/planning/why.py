@@ -275,7 +275,9 @@ def _sentence(known: Known, obstacles: Sequence[Obstacle], devices: Sequence[Dev
     against = [one for one in obstacles if one.scope != "node"]
     if not total:
         return f"There is nothing to book: {_listed(against) or _empty(known, devices)}.{observed}"
-    head = f"All {total} atoms can be booked" if free == total > 1 else f"{free} of {total} atoms can be booked"
+    head = f"{free} of {total} atoms can be booked"
+    if free == total or total == 1:
+        head = f"{f'All {total} atoms' if total > 1 else 'Its one atom'} {'can' if free else 'cannot'} be booked"
     return head + (f": {_listed(against)}" if against else "") + f".{observed}"
 
 
