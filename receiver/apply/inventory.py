@@ -105,7 +105,8 @@ def plan_rows(tx: Connection, loaded: store.Loaded, offer: Offer, sent: Mapping[
     good = {name: one for name, one in {**loaded.after, **sent}.items() if not failed(one)}
     fresh = frozenset(name for name in good if name in offer.hashes)
     facts = replace(loaded.facts, sections={**loaded.before, **good}, fresh=fresh)
-    draft.node = replace(draft.node, inventory_boot=offer.boot_id or draft.node.inventory_boot)
+    if "gpus" in fresh and offer.boot_id:  # without them it shows nothing of this boot's MIG instances
+        draft.node = replace(draft.node, inventory_boot=offer.boot_id)
     if plan.status == "applied" or draft.node.plan_key != plan_key(facts, offer.digest):
         plan_inventory_rows(tx, facts, draft, offer.digest)
     conclude(facts, loaded.rows, draft)

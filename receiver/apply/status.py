@@ -8,7 +8,7 @@ from receiver.planning import conditions, faults
 from receiver.planning.inventory import last_good
 from receiver.planning.missing import ClearMissing, SetMissing, plan_missing
 from receiver.planning.node import conclude
-from receiver.planning.view import Draft
+from receiver.planning.view import Draft, Facts
 from receiver.store import status as store
 from receiver.store import view
 from receiver.store.database import Connection
@@ -40,7 +40,7 @@ def record_status(
         if stored.facts.epoch != epoch:
             return False
         steps = _missing(stored, status)
-        before, draft = _planned(tx, stored, status, handlers, steps)
+        before, draft = _planned(tx, stored, status, handlers, steps, locked)
         statement = Statement(node_id)
         store.write(statement, stored, status, steps)
         view.write(statement, before, draft, mint)
@@ -66,26 +66,36 @@ def _missing(stored: store.Stored, status: Status) -> Steps:
 
 
 def _planned(
-    tx: Connection, stored: store.Stored, status: Status, handlers: Collection[str], steps: Steps
+    tx: Connection, stored: store.Stored, status: Status, handlers: Collection[str], steps: Steps, locked: bool
 ) -> tuple[Draft, Draft]:
-    """The node's rows as they are and as they are to be. What another node has of a GPU that an XID names is looked up."""
-    facts, before = stored.facts, stored.rows
-    strangers = {one.device_id for one in status.faults if one.device_id} - before.devices.keys()
-    if strangers and "xid" in handlers and not facts.advisory:
+    """The node's rows as they are and as they are to be.
+
+    What other nodes have of a GPU that an XID is the first to name is looked up, once it is certain that there is something to
+    write; of the others it is loaded with the rows.
+    """
+    facts, before = _facts(stored, steps), stored.rows
+    known = before.devices.keys() | {one.device_id for one in before.faults.values()}
+    strangers = {one.device_id for one in status.faults if one.device_id} - known
+    if locked and strangers and "xid" in handlers and not facts.advisory:
         facts = view.with_others(tx, facts, before, strangers, None)
     draft = before.copy()
     if "conditions" in handlers:
         conditions.report(facts, draft, status.conditions)
     if "xid" in handlers:
         faults.count(facts, draft, status.faults)
-    if _confirms(stored, status, steps) and draft.node.inventory_boot != facts.boot_id:
+    if _confirms(facts, stored, status):
         draft.node = replace(draft.node, inventory_boot=facts.boot_id)
     conclude(facts, before, draft)
     return before, draft
 
 
-def _confirms(stored: store.Stored, status: Status, steps: Steps) -> bool:
+def _facts(stored: store.Stored, steps: Steps) -> Facts:
+    """With the sections that the node has as of this report."""
+    absent = {one.row.name for one in steps if isinstance(one, SetMissing)}
+    there = {one.name for one in steps if isinstance(one, ClearMissing)} & (stored.current.baselines or {}).keys()
+    return replace(stored.facts, fresh=(stored.facts.fresh | there) - absent)
+
+
+def _confirms(facts: Facts, stored: store.Stored, status: Status) -> bool:
     """Whether the report says that the applied inventory, with its GPUs, is what the node collected in this boot."""
-    rows = {*(stored.current.missing or {}), *(one.row.name for one in steps if isinstance(one, SetMissing))}
-    absent = rows - {one.name for one in steps if isinstance(one, ClearMissing)}
-    return not stored.facts.advisory and status.digest == stored.current.applied_digest and "gpus" not in absent
+    return not facts.advisory and status.digest == stored.current.applied_digest and "gpus" in facts.fresh

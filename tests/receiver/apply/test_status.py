@@ -195,11 +195,11 @@ class Counting(psycopg.Connection[Any]):
         (STATUS, 1),
         (replace(STATUS, conditions=(DOWN,)), 4),
         (replace(STATUS, conditions=(DOWN, REPLAY), faults=(SXID,), missing=(Missing("disks", "Hang"),)), 4),
-        (replace(STATUS, faults=(replace(XID, number=13),)), 6),
+        (replace(STATUS, faults=(replace(XID, number=13),)), 5),
     ],
 )
 def test_a_report_is_one_statement_and_what_it_changes_is_written_in_one(database: str, status: Status, statements: int) -> None:
-    """Those of a change: load, lock, load again, write. What others have of a GPU that is none of the node's: one more a load."""
+    """Those of a change: load, lock, load again, write. What others have of a GPU that is none of the node's: one more."""
     with Counting.connect(database) as tx:
         epoch = join(tx)
         apply(tx, host())
