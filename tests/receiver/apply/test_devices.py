@@ -1,0 +1,112 @@
+"""devices.transfer (SPEC B2, "Ownership")."""
+
+import pytest
+
+from receiver.apply import replan
+from receiver.apply.act import act
+from receiver.apply.devices import transfer_device
+from receiver.errors import Invalid, NotFound, Refused
+from receiver.planning.view import Health
+from receiver.store.database import Connection
+from tests.receiver.builders import NODE, OTHER, apply, host, join
+
+GPU = "GPU-00000000"
+
+
+@pytest.fixture
+def disputed(tx: Connection) -> Connection:
+    """Two nodes that report the same GPU: the first has it."""
+    for node in (NODE, OTHER):
+        join(tx, node)
+        apply(tx, host(1), node)
+    tx.commit()
+    return tx
+
+
+def owner(tx: Connection) -> str | None:
+    row = tx.execute("SELECT node_id FROM devices WHERE id = %s", [GPU]).fetchone()
+    return row[0] if row else None
+
+
+def disputes(tx: Connection) -> list[tuple[str, str]]:
+    return tx.execute(
+        """SELECT node_id, evidence ->> 'otherNode' FROM conditions
+           WHERE type = 'DuplicateIdentity' AND status = 'true' AND reason = 'DeviceOwned' ORDER BY node_id"""
+    ).fetchall()
+
+
+def test_a_transfer_gives_the_device_to_the_other_node(disputed: Connection) -> None:
+    assert disputes(disputed) == [(OTHER, NODE)]
+    assert transfer_device(disputed, GPU, OTHER, by="ada", reason="the old host is dead") == NODE
+    assert owner(disputed) == OTHER
+    assert disputed.execute("SELECT node_id, device_id FROM atoms").fetchall() == [(OTHER, GPU)]
+
+
+def test_the_node_that_goes_on_reporting_it_has_the_dispute_from_then_on(disputed: Connection) -> None:
+    transfer_device(disputed, GPU, OTHER)
+    assert disputes(disputed) == [(NODE, OTHER)]
+    apply(disputed, host(0))
+    assert disputes(disputed) == []
+
+
+def test_faults_and_history_follow_the_device(disputed: Connection) -> None:
+    act(disputed, NODE, lambda facts, draft: draft.put("health", Health(GPU, "xid", "Xid48", "boot-1", 1)))
+    transfer_device(disputed, GPU, OTHER, by="ada", reason="the old host is dead")
+    assert disputed.execute("SELECT node_id FROM device_health").fetchall() == [(OTHER,)]
+    assert disputed.execute("SELECT healthy FROM devices").fetchall() == [(False,)]
+    lines = disputed.execute(
+        "SELECT node_id, event, detail FROM device_history WHERE device_id = %s ORDER BY seq", [GPU]
+    ).fetchall()
+    assert [line[:2] for line in lines if line[1] not in ("quarantined", "cleared")] == [
+        (NODE, "added"),
+        (NODE, "transferred"),
+        (NODE, "released"),
+        (OTHER, "added"),
+    ]
+    told = next(line[2] for line in lines if line[1] == "transferred")
+    assert told == {"from": NODE, "to": OTHER, "by": "ada", "reason": "the old host is dead"}
+
+
+def test_a_booked_device_is_not_transferred(disputed: Connection) -> None:
+    disputed.execute(
+        """INSERT INTO bookings (booking_id, tenant_id, node_id, device_id, atom_id, atom_generation)
+           VALUES ('b1', 'default', %s, %s, %s, 1)""",
+        [NODE, GPU, GPU],
+    )
+    disputed.commit()
+    with pytest.raises(Refused, match="b1"):
+        transfer_device(disputed, GPU, OTHER)
+    disputed.rollback()
+    assert owner(disputed) == NODE
+
+
+def test_a_node_that_does_not_report_the_device_does_not_get_it(disputed: Connection) -> None:
+    apply(disputed, host(0), OTHER)
+    disputed.commit()
+    with pytest.raises(Refused, match=f"{OTHER} does not report"):
+        transfer_device(disputed, GPU, OTHER)
+    disputed.rollback()
+    assert owner(disputed) == NODE
+
+
+@pytest.mark.parametrize(("column", "value"), [("status", "retired"), ("trust", "tenant-controlled")])
+def test_a_node_that_could_not_keep_the_device_does_not_get_it(disputed: Connection, column: str, value: str) -> None:
+    disputed.execute(f"UPDATE nodes SET {column} = %s WHERE id = %s", [value, OTHER])
+    with pytest.raises(Refused, match=value):
+        transfer_device(disputed, GPU, OTHER)
+
+
+@pytest.mark.parametrize(
+    ("device", "node", "error"), [("GPU-none", OTHER, NotFound), (GPU, "node_none", NotFound), (GPU, NODE, Invalid)]
+)
+def test_what_is_not_there_is_named(disputed: Connection, device: str, node: str, error: type[Exception]) -> None:
+    with pytest.raises(error, match=device if device != GPU else node):
+        transfer_device(disputed, device, node)
+
+
+def test_what_a_transfer_settled_is_not_planned_otherwise_again(disputed: Connection) -> None:
+    transfer_device(disputed, GPU, OTHER)
+    while replan.drain(disputed):
+        pass
+    assert owner(disputed) == OTHER
+    assert disputes(disputed) == [(NODE, OTHER)]
