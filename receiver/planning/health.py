@@ -57,7 +57,7 @@ def _tell(facts: Facts, before: Draft, draft: Draft) -> Iterator[str]:
     """Events and history of each fault that was opened or closed; answers the devices of those opened."""
     for key in sorted(draft.health):
         row, old = draft.health[key], before.health.get(key)
-        if row.open == (old is not None and old.open):
+        if row.open == (old is not None and old.open) or row.device_id in facts.owners:
             continue
         device = draft.devices.get(row.device_id)
         serial = device.serial if device is not None else None
