@@ -45,6 +45,9 @@ def plan(facts: Facts, draft: Draft) -> None:
         return
     listed = {gpu.uuid: gpu for gpu in section.gpus if gpu.uuid}
     mismatches = []
+    for device in draft.devices.values():
+        if not device.present:  # and booked: it keeps its atoms as they are
+            _reconcile(facts, draft, device, [atom for atom in _of(draft, device.id) if not _kept(atom)], lost_layout=False)
     for device in _there(draft):
         layout = _layout(draft, device, listed.get(device.id))
         message = _mismatch(facts, layout) if layout.told else _stored_mismatch(draft, device.id)
@@ -106,8 +109,12 @@ _HINDRANCES: tuple[tuple[str, Callable[[Facts, Draft, Atom, Device], bool]], ...
 
 
 def _there(draft: Draft) -> list[Device]:
-    """Devices that are there. One that is missing and booked keeps its atoms as they are."""
     return [draft.devices[device_id] for device_id in sorted(draft.devices) if draft.devices[device_id].present]
+
+
+def _kept(atom: Atom) -> bool:
+    """Whether it stays for its booking only."""
+    return atom.retiring or atom.reason == GONE
 
 
 def _of(draft: Draft, device_id: str) -> list[Atom]:
@@ -135,7 +142,7 @@ def _known(draft: Draft, device: Device) -> tuple[Instance, ...]:
     return tuple(
         Instance(atom.id, atom.profile, atom.placement)
         for atom in sorted(_of(draft, device.id), key=lambda atom: atom.key)
-        if kind_of(atom.id, device.id) == "mig" and not atom.retiring and atom.reason != GONE
+        if kind_of(atom.id, device.id) == "mig" and not _kept(atom)
     )
 
 

@@ -243,6 +243,15 @@ def test_an_atom_that_is_not_planned_any_more_retires_and_goes_when_its_booking_
     assert (kept, 1) not in planned(now, after).atoms
 
 
+def test_a_retiring_atom_of_a_missing_device_goes_with_its_own_booking() -> None:
+    two = reports(of_gpus(0), pool=pool("timeslice", replicas=2), bookings=booked(f"{G0}/{G0}::0", f"{G0}/{G0}::3"))
+    retiring = planned(two, planned(reports(of_gpus(0), pool=pool("timeslice"))))
+    missing = planned(replace(two, sections={"gpus": of_gpus()}), retiring)
+    assert missing.atoms == retiring.atoms
+    after = planned(replace(two, sections={"gpus": of_gpus()}, bookings=two.bookings[:1]), missing)
+    assert ids(after.atoms.values()) == [f"{G0}::0", f"{G0}::1"]
+
+
 def test_an_atom_that_is_planned_again_is_not_retiring() -> None:
     four = reports(of_gpus(0), pool=pool("timeslice"), bookings=booked(f"{G0}/{G0}::3"))
     two = replace(four, pool=pool("timeslice", replicas=2))
