@@ -41,10 +41,11 @@ methods and their keys:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; answers the exit code."""
     argv = sys.argv[1:] if argv is None else argv
-    if argv and argv[0] == "gpu-name":
+    if next((word for word in argv if word in ("api", "gpu-name")), "") == "gpu-name":  # options may stand before it
         from receiver import client_names
 
-        return client_names.main(argv[1:])
+        at = list(argv).index("gpu-name")
+        return client_names.main([*argv[:at], *argv[at + 1 :]])
     arguments = _parser().parse_intermixed_args(argv)
     try:
         method = find(arguments.method)
@@ -70,7 +71,7 @@ def _ask(method: Method, request: Message, arguments: argparse.Namespace) -> int
                 render_line(answer(message), arguments.format, sys.stdout, datetime.now(UTC))
         else:
             message = channel.unary_unary(method.path, _serialize, read)(request, timeout=arguments.timeout)
-            render(answer(message), arguments.format, sys.stdout, datetime.now(UTC))
+            render(answer(message), arguments.format, sys.stdout, datetime.now(UTC), method.name)
     sys.stdout.flush()
     return 0
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import IO, Any
 
-from receiver.client_views import LINES, SORTED, VIEWS, WRAPPED
+from receiver.client_views import ANSWERS, LINES, SORTED, TEXTS, VIEWS, WRAPPED
 
 TIME = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z$")
 HASH = re.compile(r"^(advisory:)?[0-9a-f]{64}$")
@@ -19,8 +19,8 @@ NARROW, ROOMY = 15, 48  # columns that a text which may wrap has at least, alone
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")  # what a node says moves no cursor
 
 
-def render(value: Mapping[str, Any], form: str, out: IO[str], now: datetime) -> None:
-    """Writes an answer to `out` as `form`: "json", "yaml" or "table"."""
+def render(value: Mapping[str, Any], form: str, out: IO[str], now: datetime, method: str = "") -> None:
+    """Writes the answer of a method to `out` as `form`: "json", "yaml" or "table"."""
     if form == "json":
         json.dump(value, out, indent=2, ensure_ascii=False)
         out.write("\n")
@@ -29,7 +29,7 @@ def render(value: Mapping[str, Any], form: str, out: IO[str], now: datetime) -> 
 
         yaml.safe_dump(dict(value), out, sort_keys=False, allow_unicode=True)
     else:
-        _table(value, out, now)
+        _table(value, out, now, method)
 
 
 def render_line(value: Mapping[str, Any], form: str, out: IO[str], now: datetime) -> None:
@@ -97,14 +97,14 @@ def cell(value: Any, now: datetime, key: str = "") -> str:
     return text
 
 
-def _table(value: Mapping[str, Any], out: IO[str], now: datetime) -> None:
+def _table(value: Mapping[str, Any], out: IO[str], now: datetime, method: str) -> None:
     """Draws an answer with rich; in a pipe without colour, frames or line breaks within a row."""
     from rich.console import Console
 
     terminal = out.isatty()
     console = Console(file=out, width=None if terminal else PIPE_WIDTH, highlight=False, soft_wrap=not terminal)
     with console.capture() as capture:
-        _Drawing(console, terminal, now).answer(value)
+        _Drawing(console, terminal, now, method).answer(value)
     text = capture.get()
     out.write(text if terminal else "\n".join(line.rstrip() for line in text.splitlines()) + "\n")
 
@@ -112,13 +112,19 @@ def _table(value: Mapping[str, Any], out: IO[str], now: datetime) -> None:
 class _Drawing:
     """Draws nested JSON values: scalars as a list of names and values, lists of objects as tables, the rest below headings."""
 
-    def __init__(self, console: Any, terminal: bool, now: datetime) -> None:
+    def __init__(self, console: Any, terminal: bool, now: datetime, method: str) -> None:
         self.console = console
         self.terminal = terminal
         self.now = now
+        self.method = method
 
     def answer(self, value: Mapping[str, Any]) -> None:
         """A whole answer. One that is a page of a list is drawn as that list, with its cursor below."""
+        if self.method in TEXTS:
+            for line in TEXTS[self.method](value, lambda one: cell(one, self.now)):
+                self.line(line)
+        if self.method in ANSWERS:
+            value = ANSWERS[self.method](value)
         lists = [key for key, one in value.items() if isinstance(one, list)]
         if len(lists) == 1 and set(value) <= {*lists, "nextCursor"}:
             self.rows(value[lists[0]], lists[0])
@@ -158,7 +164,7 @@ class _Drawing:
         if not rows:
             self.line(f"no {path.rpartition('.')[2] or 'rows'}", "dim")
             return
-        view = VIEWS.get(path)
+        view = VIEWS.get(f"{self.method}:{path}") or VIEWS.get(path)
         shown = [view(row) for row in sorted(rows, key=SORTED.get(path, lambda _: 0))] if view else rows
         table = [{key: cell(row.get(key), self.now, key) for key in _columns(shown)} for row in shown]
         keys: list[str] = []
@@ -197,8 +203,8 @@ class _Drawing:
             self.console.print(table)
 
     def line(self, text: str, style: str = "") -> None:
-        """One line, taken literally (square brackets are no markup)."""
-        self.console.print(text, style=style or None, markup=False)
+        """One line, taken literally (square brackets are no markup); one that is too long is the terminal's to wrap."""
+        self.console.print(text, style=style or None, markup=False, soft_wrap=True)
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -1,16 +1,22 @@
-"""What a person sees of the API's lists: the columns that matter, the most important first, and in words what is nested.
+"""What a person sees of the API's answers: what matters, the most important first, and in words what is nested.
 
-VIEWS has a row a list, by its path in the answer: a function from an object to the columns shown. A list without one is shown
-with all its columns; the whole of each is under `--format json`.
+VIEWS has a row a list, by its path in the answer (`METHOD:PATH` where it is that method's): a function from an object to the
+columns shown. ANSWERS has one for a whole answer, TEXTS for what is said above it. What is in none is shown with all that it
+has; the whole of each is under `--format json`. Nodes, GPUs and pools: client_nodes.py.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from receiver import client_nodes as nodes
+from receiver import client_why
+
 Object = Mapping[str, Any]
 DIGITS = 8  # of a hash: enough to tell two apart
-WRAPPED = frozenset(("what", "changed", "error", "message", "mig"))  # texts that may take more lines than one on a terminal
+WRAPPED = frozenset(
+    ("what", "changed", "error", "message", "mig", "detail", "policy", "noSchedule", "images", "against")
+)  # texts that may take more lines than one on a terminal
 
 
 def picked(*keys: str) -> Callable[[Object], Object]:
@@ -99,17 +105,6 @@ def _unhealthy(row: Object) -> Iterable[str]:
         yield f"recovery action {row['recoveryAction']}"
 
 
-def node(row: Object) -> Object:
-    """One line a node; all of one: nodes.get."""
-    reasons = row.get("noScheduleReasons") or []
-    return {
-        **picked("id", "hostname", "status", "connected", "lastSeenAt", "poolId")(row),
-        "noSchedule": [reason["type"] for reason in reasons],
-        "missing": [one["name"] for one in row.get("missing") or []],
-        "trust": row.get("trust"),
-    }
-
-
 def event(row: Object) -> Object:
     """One line an event."""
     return {**picked("time", "type")(row), "what": payload(row), "nodeId": row.get("nodeId"), "tenantId": row.get("tenantId")}
@@ -124,7 +119,16 @@ def hca(row: Object) -> Object:
 
 
 VIEWS: Mapping[str, Callable[[Object], Object]] = {
-    "nodes": node,
+    "nodes": nodes.line,
+    "conditions": nodes.condition,
+    "verdicts": nodes.verdict,
+    "atoms": nodes.atom,
+    "faults": nodes.fault,
+    "history": nodes.life,
+    "pools": nodes.pool,
+    "nodes.why:devices": nodes.why_device,
+    "atoms.list:atoms": nodes.bookable,
+    "images.list:nodes": nodes.images,
     "snapshots": snapshot,
     "changes": lambda row: {"type": row.get("type"), "what": change(row)},
     "events": event,
@@ -141,6 +145,18 @@ VIEWS: Mapping[str, Callable[[Object], Object]] = {
 }
 
 
+ANSWERS: Mapping[str, Callable[[Object], Object]] = {
+    "nodes.get": nodes.page,
+    "nodes.why": lambda value: {"devices": value.get("devices") or []},
+    "devices.get": nodes.device_page,
+    **{
+        f"nodes.{verb}": nodes.after
+        for verb in ("adopt", "maintenance", "retire", "delete", "move", "label", "setTrust", "resolveIdentity")
+    },
+}
+TEXTS: Mapping[str, Callable[[Object, client_why.Cell], Iterable[str]]] = {"nodes.why": client_why.lines}
+
+
 # Lists that read best as one line of words.
 LINES: Mapping[str, Callable[[list[Object]], str]] = {
     "os.kernelCommandLine": lambda rows: " ".join(
@@ -148,7 +164,10 @@ LINES: Mapping[str, Callable[[list[Object]], str]] = {
     ),
 }
 # Lists that are in another order on the wire than a person expects.
-SORTED: Mapping[str, Callable[[Object], Any]] = {"gpus.gpus": lambda row: (row.get("index") is None, row.get("index"))}
+SORTED: Mapping[str, Callable[[Object], Any]] = {
+    "gpus.gpus": lambda row: (row.get("index") is None, row.get("index")),
+    "conditions": lambda row: row.get("status") == "false",
+}
 
 
 def _counted(words: Iterable[str]) -> str:
