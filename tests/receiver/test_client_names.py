@@ -28,6 +28,13 @@ def test_memory_decides_where_a_name_covers_several_sizes(capsys: pytest.Capture
     assert (code, json.loads(out)) == (0, {"gpuProduct": "RTX-3060-PCIE-8GB", "gpuModel": "RTX-3060"})
 
 
+def test_options_may_stand_before_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert client.main(["--format", "yaml", "gpu-name", "NVIDIA L4"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out) == {"gpuProduct": "L4-PCIE-24GB", "gpuModel": "L4"}
+    assert client.main(["gpu-name", "gpu-name"]) == 0, "a name may be anything"
+    assert json.loads(capsys.readouterr().out)["gpuProduct"] == "GPU-NAME"
+
+
 def test_other_forms_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "GRID A100X-40C", "--format", "table")[1] == "gpuProduct  A100-VGPU-40GB\ngpuModel    A100-VGPU\n"
     assert yaml.safe_load(run(capsys, "GRID A100X-40C", "--format", "yaml")[1])["gpuModel"] == "A100-VGPU"
