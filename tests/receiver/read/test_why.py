@@ -188,7 +188,7 @@ async def test_a_person_sees_it_on_one_screen(served: Live) -> None:
     daemon = await in_service(served, gpus=gpus(*(gpu(n, **changed.get(n, {})) for n in range(8))))
     await fault(served, daemon, 48, on=1)
     out = io.StringIO()
-    render(await why(served, daemon), "table", out, datetime.now(UTC))
+    render(await why(served, daemon), "table", out, datetime.now(UTC), "nodes.why")
     text = out.getvalue()
     assert len(text.splitlines()) < 40
     for word in ("Xid48", "RowRemapPending", "assigned", "RecoveryActionRequired", "4 of 8 atoms can be booked", "devices.clear"):
