@@ -8,22 +8,18 @@ import psycopg
 import pytest
 
 from receiver.apply import status as status_module
-from receiver.gateway.heartbeat import beat
-from tests.fake_daemon import FakeDaemon, until
+from tests.fake_daemon import FakeDaemon
 from tests.receiver.live import Live, live, serving
 
 CONDITIONS = "SELECT type, status, reason, no_schedule FROM conditions WHERE status <> 'false' ORDER BY type"
 EVENTS = "SELECT payload ->> 'condition', payload ->> 'status' FROM events WHERE type = 'node.condition.changed' ORDER BY seq"
 
 
-async def reports(served: Live, daemon: FakeDaemon, times: int = 1) -> None:
-    """Sends reports, each handled before the next one."""
-    seen = served.receiver.registry.seen
+async def reports(daemon: FakeDaemon, times: int = 1) -> None:
+    """Sends reports; back when they are dealt with."""
     for _ in range(times):
-        seen.pop(daemon.node_id, None)
         await daemon.report()
-        await until("the report", lambda: daemon.node_id in seen)
-    await beat(served.receiver.registry, served.receiver.jobs)
+    await daemon.dealt_with()
 
 
 async def connected(served: Live, kind: str = "vps-host") -> FakeDaemon:
@@ -33,7 +29,7 @@ async def connected(served: Live, kind: str = "vps-host") -> FakeDaemon:
     served.rows("INSERT INTO pools (id, tenant_id, name, kind) VALUES ('pool_1', 'default', 'a', %s) RETURNING id", kind)
     served.rows("UPDATE nodes SET pool_id = 'pool_1' WHERE id = %s RETURNING id", daemon.node_id)
     daemon.set_pressure()
-    await reports(served, daemon)
+    await reports(daemon)
     return daemon
 
 
@@ -46,14 +42,14 @@ def reasons(served: Live) -> list[str]:
 async def test_two_samples_raise_pressure_which_is_no_schedule_in_vps_host_pools(served: Live) -> None:
     daemon = await connected(served)
     daemon.set_pressure(cpu=60.0, memory=19.9)
-    await reports(served, daemon)
+    await reports(daemon)
     assert served.rows(CONDITIONS) == []
-    await reports(served, daemon)
-    await until("the condition", lambda: served.rows(CONDITIONS) == [("CpuPressure", "true", "High", True)])
+    await reports(daemon)
+    assert served.rows(CONDITIONS) == [("CpuPressure", "true", "High", True)]
     assert reasons(served) == ["CpuPressure"]
     daemon.set_pressure(cpu=29.0)
-    await reports(served, daemon, 2)
-    await until("its end", lambda: served.rows(CONDITIONS) == [])
+    await reports(daemon, 2)
+    assert served.rows(CONDITIONS) == []
     assert reasons(served) == []
     assert served.rows(EVENTS) == [("CpuPressure", "true"), ("CpuPressure", "false")]
 
@@ -62,8 +58,8 @@ async def test_two_samples_raise_pressure_which_is_no_schedule_in_vps_host_pools
 async def test_pressure_in_another_pool_is_told_and_keeps_no_one_away(served: Live) -> None:
     daemon = await connected(served, "gpu")
     daemon.set_pressure(io=80.0)
-    await reports(served, daemon, 2)
-    await until("the condition", lambda: served.rows(CONDITIONS) == [("IoPressure", "true", "High", False)])
+    await reports(daemon, 2)
+    assert served.rows(CONDITIONS) == [("IoPressure", "true", "High", False)]
     assert reasons(served) == []
     assert served.rows(EVENTS) == [("IoPressure", "true")]
 
@@ -72,35 +68,27 @@ async def test_pressure_in_another_pool_is_told_and_keeps_no_one_away(served: Li
 async def test_samples_that_conclude_nothing_new_are_no_statement(served: Live) -> None:
     daemon = await connected(served)
     daemon.set_pressure(cpu=80.0)
-    await reports(served, daemon, 2)
-    await until("the condition", lambda: reasons(served) == ["CpuPressure"])
-    seen = served.receiver.registry.seen
+    await reports(daemon, 2)
+    assert reasons(served) == ["CpuPressure"]
     with patch.object(served.receiver.jobs, "transaction", side_effect=AssertionError("a statement")):
         for cpu in (40.0, 99.0, 20.0, 60.0, 35.0):
             daemon.set_pressure(cpu=cpu)
-            seen.clear()
             await daemon.report()
-            await until("the report", lambda: daemon.node_id in seen)
-        seen.clear()
+        await daemon.dealt_with()
 
 
 @live
 async def test_the_first_samples_of_a_session_that_find_what_stands_are_no_statement(served: Live) -> None:
     first = await connected(served)
     first.set_pressure(cpu=80.0)
-    await reports(served, first, 2)
-    await until("the condition", lambda: reasons(served) == ["CpuPressure"])
+    await reports(first, 2)
+    assert reasons(served) == ["CpuPressure"]
     await first.close()
     daemon = served.daemon(node_id=first.node_id, boot_id=first.boot_id, pressure=first.pressure)
     await daemon.connect()
-    await reports(served, daemon)
+    await reports(daemon)
     with patch.object(served.receiver.jobs, "transaction", side_effect=AssertionError("a statement")):
-        seen = served.receiver.registry.seen
-        for _ in range(3):
-            seen.clear()
-            await daemon.report()
-            await until("the report", lambda: daemon.node_id in seen)
-        seen.clear()
+        await reports(daemon, 3)
     assert served.rows(EVENTS) == [("CpuPressure", "true")]
 
 
@@ -108,11 +96,11 @@ async def test_the_first_samples_of_a_session_that_find_what_stands_are_no_state
 async def test_pressure_that_is_not_reported_any_more_is_unknown_and_no_reason(served: Live) -> None:
     daemon = await connected(served)
     daemon.set_pressure(steal=50.0)
-    await reports(served, daemon, 2)
-    await until("the condition", lambda: reasons(served) == ["CpuSteal"])
+    await reports(daemon, 2)
+    assert reasons(served) == ["CpuSteal"]
     daemon.pressure = None
-    await reports(served, daemon)
-    await until("the change", lambda: served.rows(CONDITIONS) == [("CpuSteal", "unknown", "NotReported", False)])
+    await reports(daemon)
+    assert served.rows(CONDITIONS) == [("CpuSteal", "unknown", "NotReported", False)]
     assert reasons(served) == []
 
 
@@ -122,14 +110,14 @@ def test_a_session_without_pressure_keeps_what_is_raised_in_its_boot_only(databa
         async with serving(database) as served:
             first = await connected(served)
             first.set_pressure(memory=50.0)
-            await reports(served, first, 2)
-            await until("the condition", lambda: reasons(served) == ["MemoryPressure"])
+            await reports(first, 2)
+            assert reasons(served) == ["MemoryPressure"]
             await first.close()
             boot_id = first.boot_id if boot == "same" else "another"
             daemon = served.daemon(node_id=first.node_id, boot_id=boot_id)
             await daemon.connect()
-            await reports(served, daemon, 2)
-            await until("the answer", lambda: [row[:2] for row in served.rows(CONDITIONS)] == [("MemoryPressure", status)])
+            await reports(daemon, 2)
+            assert [row[:2] for row in served.rows(CONDITIONS)] == [("MemoryPressure", status)]
 
     asyncio.run(main())
 
@@ -140,8 +128,7 @@ async def test_pressure_and_clock_of_a_tenants_machine_change_nothing(served: Li
     served.rows("UPDATE nodes SET trust = 'tenant-controlled', lease_id = 'l' WHERE id = %s RETURNING id", daemon.node_id)
     daemon.set_pressure(cpu=99.0, memory=99.0, io=99.0, steal=99.0)
     daemon.skew = 60.0
-    await reports(served, daemon, 4)
-    await asyncio.sleep(0.2)
+    await reports(daemon, 4)
     assert (served.rows(CONDITIONS), reasons(served), served.rows(EVENTS)) == ([], [], [])
 
 
@@ -151,8 +138,8 @@ def test_pressure_is_not_judged_where_its_handler_is_not_in_force(database: str)
             daemon = await connected(served)
             daemon.set_pressure(cpu=99.0)
             daemon.skew = 60.0
-            await reports(served, daemon, 4)
-            await until("the clock", lambda: [row[0] for row in served.rows(CONDITIONS)] == ["ClockSkew"])
+            await reports(daemon, 4)
+            assert [row[0] for row in served.rows(CONDITIONS)] == ["ClockSkew"]
 
     asyncio.run(main())
 
@@ -163,8 +150,8 @@ def test_levels_and_samples_are_the_settings_of_the_receiver(database: str) -> N
         async with serving(database, pressure_raise=levels, pressure_samples=1) as served:
             daemon = await connected(served)
             daemon.set_pressure(cpu=89.0, memory=20.0)
-            await reports(served, daemon)
-            await until("the condition", lambda: [row[0] for row in served.rows(CONDITIONS)] == ["MemoryPressure"])
+            await reports(daemon)
+            assert [row[0] for row in served.rows(CONDITIONS)] == ["MemoryPressure"]
 
     asyncio.run(main())
 
@@ -175,13 +162,13 @@ def test_a_clock_that_differs_in_three_reports_in_a_row_is_told_and_is_no_reason
         async with serving(database) as served:
             daemon = await connected(served)
             daemon.skew = skew
-            await reports(served, daemon, 2)
+            await reports(daemon, 2)
             assert served.rows(CONDITIONS) == []
-            await reports(served, daemon)
-            await until("the condition", lambda: served.rows(CONDITIONS) == [("ClockSkew", "true", reason, False)])
+            await reports(daemon)
+            assert served.rows(CONDITIONS) == [("ClockSkew", "true", reason, False)]
             daemon.skew = 0.0
-            await reports(served, daemon)
-            await until("its end", lambda: served.rows(CONDITIONS) == [])
+            await reports(daemon)
+            assert served.rows(CONDITIONS) == []
 
     asyncio.run(main())
 
@@ -197,10 +184,7 @@ async def test_reports_that_waited_for_a_slow_database_are_no_clock_skew(served:
 
     with patch("receiver.planning.clock.MOST", 0.2), patch.object(status_module, "record_status", slow):
         daemon.set_condition("RebootRequired")
-        for _ in range(4):  # the first takes a second, and the others wait for it
-            await daemon.report()
-        await until("the reports", lambda: len(served.receiver.registry.current[daemon.node_id].telemetry.clock.last) == 3)
-        await reports(served, daemon)
+        await reports(daemon, 4)  # the first takes a second, and the others wait for it
     assert [row[0] for row in served.rows(CONDITIONS)] == ["RebootRequired"]
 
 
@@ -208,10 +192,9 @@ async def test_reports_that_waited_for_a_slow_database_are_no_clock_skew(served:
 async def test_what_could_not_be_recorded_is_recorded_with_the_next_report(served: Live) -> None:
     daemon = await connected(served)
     daemon.set_pressure(cpu=80.0)
-    await reports(served, daemon)
+    await reports(daemon)
     with patch("receiver.apply.telemetry.record_host_pressure", side_effect=psycopg.OperationalError("down")):
-        await reports(served, daemon)
-        await asyncio.sleep(0.1)
+        await reports(daemon)
     assert served.rows(CONDITIONS) == []
-    await reports(served, daemon)
-    await until("the condition", lambda: reasons(served) == ["CpuPressure"])
+    await reports(daemon)
+    assert reasons(served) == ["CpuPressure"]
