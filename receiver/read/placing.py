@@ -17,11 +17,11 @@ from receiver.planning.selector import Selector
 from receiver.read.queries import visible
 from receiver.read.selecting import selected
 from receiver.read.tokens import Scope
-from receiver.store.schema import atoms, bookings, devices, nodes, section_images
+from receiver.store.schema import atoms, bookings, devices, free_atoms, nodes, section_images
 
 _ATOM = re.compile(r"(node_[0-9a-z]{26})/([^/]{1,128})/([0-9]{1,18})")
 
-_PLACE = (atoms.c.node_id, atoms.c.id, atoms.c.generation)
+_PLACE = (free_atoms.c.node_id, free_atoms.c.atom_id.label("id"), free_atoms.c.generation)
 AtomPlace = tuple[str, str, int]  # node, atom, generation
 
 
@@ -63,12 +63,14 @@ def atom_page(
     node = some.subquery("node")
     query: Select[Any] = (
         select(*_PLACE, atoms.c.device_id, atoms.c.profile, node.c.tenant_id, node.c.pool_id, devices.c.attributes)
-        .where(atoms.c.node_id == node.c.id, devices.c.id == atoms.c.device_id, atoms.c.bookable, ~_booked())
+        .where(free_atoms.c.node_id == node.c.id, free_atoms.c.node_id >= first, ~_booked())
+        .where(atoms.c.id == free_atoms.c.atom_id, atoms.c.generation == free_atoms.c.generation, atoms.c.bookable)
+        .where(devices.c.id == atoms.c.device_id)
         .order_by(*_PLACE)
         .limit(limit + 1)
     )
     if after is not None:
-        query = query.where(or_(node.c.id > first, tuple_(atoms.c.id, atoms.c.generation) > tuple_(*after[1:])))
+        query = query.where(or_(free_atoms.c.node_id > first, tuple_(*_PLACE[1:]) > tuple_(*after[1:])))
     rows = db.execute(query).all()
     last = rows[limit - 1] if len(rows) > limit else None
     return rows[:limit], f"{last.node_id}/{last.id}/{last.generation}" if last else None
@@ -76,9 +78,8 @@ def atom_page(
 
 def _booked() -> ColumnElement[bool]:
     """Whether an atom has a live booking."""
-    of_atom = zip((bookings.c.node_id, bookings.c.atom_id, bookings.c.atom_generation), _PLACE, strict=True)
-    live = select(bookings.c.atom_id).where(*(one == other for one, other in of_atom), bookings.c.ended_at.is_(None))
-    return live.correlate(atoms).exists()
+    of_atom = (bookings.c.atom_id == atoms.c.id, bookings.c.atom_generation == atoms.c.generation)
+    return select(bookings.c.atom_id).where(*of_atom, bookings.c.ended_at.is_(None)).correlate(atoms).exists()
 
 
 def image_page(

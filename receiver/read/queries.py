@@ -47,10 +47,10 @@ ONLINE = timedelta(minutes=5)  # ten status intervals
 _NUMBER = re.compile(r"[0-9]{1,18}")
 # A transaction below this horizon has ended: nothing can appear behind a cursor that stays below it.
 HORIZON: ColumnElement[int] = literal_column("pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
-# A page is a few rows of big tables, found by values of which some are rare and some common: each statement is planned for its
-# own values, and neither compiled nor shared out to processes. A subquery of nodes is planned before what is joined to it.
+# A page is a few rows of big tables, found by values of which some are rare and some common. So each statement is planned for its
+# own values, no table is read whole where an index leads, and nothing is compiled or shared out to processes.
 _READER = (
-    "SET plan_cache_mode = force_custom_plan; SET jit = off; SET max_parallel_workers_per_gather = 0; SET from_collapse_limit = 1"
+    "SET plan_cache_mode = force_custom_plan; SET enable_seqscan = off; SET jit = off; SET max_parallel_workers_per_gather = 0"
 )
 
 

@@ -29,9 +29,27 @@ from receiver import values
 from receiver.planning.selector import NUMBER
 from receiver.store import columns as c
 from receiver.store.columns import metadata
-from receiver.store.schema_devices import LIVE, atoms, bookings, device_health, device_history, devices, mig_generations
+from receiver.store.schema_devices import (
+    LIVE,
+    atoms,
+    bookings,
+    device_health,
+    device_history,
+    devices,
+    free_atoms,
+    mig_generations,
+)
 
-__all__ = ["atoms", "bookings", "device_health", "device_history", "devices", "metadata", "mig_generations"]
+__all__ = [
+    "atoms",
+    "bookings",
+    "device_health",
+    "device_history",
+    "devices",
+    "free_atoms",
+    "metadata",
+    "mig_generations",
+]
 
 pools = Table(
     "pools",

@@ -50,7 +50,6 @@ atoms = Table(
     Index(None, "device_id"),
     Index(None, "node_id", "id", "generation"),
     Index("ix_atoms_kept", "node_id", postgresql_where=text("retiring OR reason = 'MigInstanceGone'")),
-    Index("ix_atoms_bookable", "node_id", "id", "generation", postgresql_where=text("bookable")),
 )
 
 # The last generation of each MIG instance's UUID, and what it was: kept when its atom goes.
@@ -118,14 +117,15 @@ bookings = Table(
     c.time("created_at", now=True),
     c.time("ended_at"),
     Index("uq_bookings_live_atom", "atom_id", "atom_generation", unique=True, postgresql_where=LIVE),
-    Index("ix_bookings_live_node", "node_id", "atom_id", "atom_generation", postgresql_where=LIVE),
+    Index("ix_bookings_live_node", "node_id", postgresql_where=LIVE),
     Index("ix_bookings_live_device", "device_id", postgresql_where=LIVE),
 )
 
-# Atoms without a live booking, kept by triggers: when nearly all are booked, the few others are not looked for among them.
-unbooked_atoms = Table(
-    "unbooked_atoms",
+# Atoms that may be booked, kept by triggers (0003_conclude.sql): bookable, and without a live booking; perhaps a few too many.
+free_atoms = Table(
+    "free_atoms",
     metadata,
+    c.key("node_id"),
     c.key("atom_id"),
     Column("generation", BigInteger, primary_key=True, autoincrement=False),
 )

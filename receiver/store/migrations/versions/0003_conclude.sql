@@ -42,9 +42,6 @@ CREATE INDEX ix_nodes_status_id ON nodes (status, id);
 CREATE INDEX ix_nodes_placeable ON nodes (id) WHERE placeable;
 DROP INDEX ix_atoms_node_id;
 CREATE INDEX ix_atoms_node_id_id_generation ON atoms (node_id, id, generation);
-CREATE INDEX ix_atoms_bookable ON atoms (node_id, id, generation) WHERE bookable;
-DROP INDEX ix_bookings_live_node;
-CREATE INDEX ix_bookings_live_node ON bookings (node_id, atom_id, atom_generation) WHERE ended_at IS NULL;
 DROP INDEX ix_conditions_type_true;
 CREATE STATISTICS st_conditions (mcv) ON type, status FROM conditions;  -- some types are nearly always true, most hardly ever
 CREATE INDEX ix_conditions_true ON conditions (type, node_id) WHERE status = 'true';
@@ -60,15 +57,6 @@ CREATE TABLE section_images (
   CONSTRAINT fk_section_images_hash FOREIGN KEY(hash) REFERENCES sections (hash) ON DELETE CASCADE
 );
 CREATE INDEX ix_section_images_digest_hash ON section_images (digest, hash);
-
--- What is bookable (SPEC B0): the node's part, the atom's with its device's, and no live booking. Placement reads this, and reads
--- it again under the locks of the node's and the atom's row.
-CREATE VIEW bookable_atoms AS
-  SELECT a.node_id, a.id, a.generation, a.device_id, a.profile, a.tenant_id, n.pool_id
-  FROM nodes n JOIN atoms a ON a.node_id = n.id
-  WHERE n.placeable AND a.bookable AND NOT EXISTS (
-    SELECT FROM bookings b
-    WHERE b.node_id = a.node_id AND b.atom_id = a.id AND b.atom_generation = a.generation AND b.ended_at IS NULL);
 
 -- What is kept only for a booking goes when that ends (receiver/apply/replan.py): its node is planned again.
 CREATE INDEX ix_devices_missing ON devices (node_id) WHERE NOT present;
@@ -95,3 +83,70 @@ CREATE TRIGGER bookings_deleted AFTER DELETE ON bookings REFERENCING OLD TABLE A
 ALTER TABLE events ALTER COLUMN xid
   SET DEFAULT greatest((pg_current_xact_id()::text)::bigint, (pg_snapshot_xmax(pg_current_snapshot())::text)::bigint - 1);
 ALTER TABLE events ALTER COLUMN time SET DEFAULT clock_timestamp();
+
+-- Atoms that may be booked: bookable as their device's, and not booked. When nearly all are booked, or hardly one is bookable, the
+-- few others are found here and not looked for among all. Kept by triggers, and never without a row that it should have; one too
+-- many is possible, because two transactions do not see each other (an atom becomes bookable while its booking ends: each adds
+-- the row). So whoever reads it looks at the atom and at its booking too.
+CREATE TABLE free_atoms (
+  node_id TEXT NOT NULL,
+  atom_id TEXT NOT NULL,
+  generation BIGINT NOT NULL,
+  CONSTRAINT pk_free_atoms PRIMARY KEY (node_id, atom_id, generation)
+);
+INSERT INTO free_atoms SELECT node_id, id, generation FROM atoms WHERE bookable;
+DELETE FROM free_atoms f USING bookings b WHERE (b.atom_id, b.atom_generation) = (f.atom_id, f.generation) AND b.ended_at IS NULL;
+
+CREATE FUNCTION free_atoms_of_atoms() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF TG_OP = 'INSERT' THEN
+    INSERT INTO free_atoms SELECT node_id, id, generation FROM is_now WHERE bookable ORDER BY 1, 2, 3 ON CONFLICT DO NOTHING;
+    RETURN NULL;
+  END IF;
+  DELETE FROM free_atoms f USING was w
+  WHERE (f.node_id, f.atom_id, f.generation) = (w.node_id, w.id, w.generation) AND NOT EXISTS (
+    SELECT FROM atoms a WHERE (a.id, a.generation, a.node_id) = (w.id, w.generation, w.node_id) AND a.bookable);
+  IF TG_OP = 'UPDATE' THEN
+    INSERT INTO free_atoms
+    SELECT n.node_id, n.id, n.generation FROM is_now n LEFT JOIN was w
+      ON (w.id, w.generation, w.node_id) = (n.id, n.generation, n.node_id) AND w.bookable
+    WHERE n.bookable AND w.id IS NULL ORDER BY 1, 2, 3 ON CONFLICT DO NOTHING;
+  END IF;
+  RETURN NULL;
+END $$;
+CREATE TRIGGER atoms_inserted AFTER INSERT ON atoms REFERENCING NEW TABLE AS is_now
+  FOR EACH STATEMENT EXECUTE FUNCTION free_atoms_of_atoms();
+CREATE TRIGGER atoms_updated AFTER UPDATE ON atoms REFERENCING OLD TABLE AS was NEW TABLE AS is_now
+  FOR EACH STATEMENT EXECUTE FUNCTION free_atoms_of_atoms();
+CREATE TRIGGER atoms_deleted AFTER DELETE ON atoms REFERENCING OLD TABLE AS was
+  FOR EACH STATEMENT EXECUTE FUNCTION free_atoms_of_atoms();
+
+CREATE FUNCTION free_atoms_of_bookings() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF TG_OP <> 'INSERT' THEN
+    INSERT INTO free_atoms
+    SELECT a.node_id, a.id, a.generation FROM was w JOIN atoms a ON (a.id, a.generation) = (w.atom_id, w.atom_generation)
+    WHERE w.ended_at IS NULL AND a.bookable AND NOT EXISTS (
+      SELECT FROM bookings b WHERE (b.atom_id, b.atom_generation) = (a.id, a.generation) AND b.ended_at IS NULL)
+    ORDER BY 1, 2, 3 ON CONFLICT DO NOTHING;
+  END IF;
+  IF TG_OP <> 'DELETE' THEN
+    DELETE FROM free_atoms f USING is_now n JOIN atoms a ON (a.id, a.generation) = (n.atom_id, n.atom_generation)
+    WHERE n.ended_at IS NULL AND (f.node_id, f.atom_id, f.generation) = (a.node_id, a.id, a.generation);
+  END IF;
+  RETURN NULL;
+END $$;
+CREATE TRIGGER bookings_free_inserted AFTER INSERT ON bookings REFERENCING NEW TABLE AS is_now
+  FOR EACH STATEMENT EXECUTE FUNCTION free_atoms_of_bookings();
+CREATE TRIGGER bookings_free_updated AFTER UPDATE ON bookings REFERENCING OLD TABLE AS was NEW TABLE AS is_now
+  FOR EACH STATEMENT EXECUTE FUNCTION free_atoms_of_bookings();
+CREATE TRIGGER bookings_free_deleted AFTER DELETE ON bookings REFERENCING OLD TABLE AS was
+  FOR EACH STATEMENT EXECUTE FUNCTION free_atoms_of_bookings();
+
+-- What is bookable (SPEC B0): the node's part, the atom's with its device's, and no live booking. Placement reads this, and reads
+-- it again under the locks of the node's and the atom's row.
+CREATE VIEW bookable_atoms AS
+  SELECT f.node_id, f.atom_id AS id, f.generation, a.device_id, a.profile, a.tenant_id, n.pool_id
+  FROM nodes n JOIN free_atoms f ON f.node_id = n.id JOIN atoms a ON a.id = f.atom_id AND a.generation = f.generation
+  WHERE n.placeable AND a.bookable AND NOT EXISTS (
+    SELECT FROM bookings b WHERE b.atom_id = a.id AND b.atom_generation = a.generation AND b.ended_at IS NULL);
