@@ -1,5 +1,6 @@
 """`devices.clear` and `devices.transfer`."""
 
+from receiver.apply.devices import transfer_device
 from receiver.apply.health import ClearOutcome, clear_device_health, node_of
 from receiver.operate.call import Call
 
@@ -21,3 +22,10 @@ def clear(call: Call, node_id: str) -> ClearOutcome:
         by=call.by,
         mint=call.mint,
     )
+
+
+def transfer(call: Call, device_id: str) -> None:
+    """Gives a GPU to the node that has it now."""
+    to_node = call.required("to_node")
+    call.about("node", to_node)
+    transfer_device(call.tx, device_id, to_node, by=call.by, reason=call.reason, mint=call.mint)

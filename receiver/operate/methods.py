@@ -13,6 +13,7 @@ from receiver.apply.health import ClearOutcome
 from receiver.operate import devices, nodes, pools
 from receiver.operate.call import Call, audit, check_reason
 from receiver.read import queries
+from receiver.read.answers import devices as device_answers
 from receiver.read.answers import nodes as node_answers
 from receiver.read.answers import pools as pool_answers
 from receiver.read.api import Run
@@ -47,6 +48,10 @@ def _node(db: Connection, scope: Scope, node_id: str) -> Message:
     return node_answers.messages(db, scope, [queries.node(db, scope, node_id)])[0]
 
 
+def _device(db: Connection, scope: Scope, device_id: str) -> Message:
+    return device_answers.message(db, scope, device_id)
+
+
 def _pool(db: Connection, scope: Scope, pool_id: str) -> Message:
     return pool_answers.message(db, scope, pool_id)
 
@@ -71,6 +76,7 @@ WRITES: Mapping[str, Write] = {
     "nodes.resolveIdentity": _on_node(nodes.identity),
     "nodes.setTrust": _on_node(nodes.trust, ADMIN, reason=False),
     "devices.clear": Write(lambda call: ("node", devices.node_with(call)), devices.clear, _cleared),
+    "devices.transfer": Write(_named("device", "device_id"), devices.transfer, _device),
     "pools.create": Write(None, pools.create, _pool, ADMIN, reason=False),
     "pools.set": Write(_named("pool", "pool_id"), pools.change, _pool, ADMIN, reason=False),
     "pools.delete": Write(_named("pool", "pool_id"), pools.delete, _gone, ADMIN, reason=False),

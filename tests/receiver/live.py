@@ -2,7 +2,7 @@
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 from receiver.client_methods import answer, find, parse
 from receiver.config import Config
 from receiver.service import Receiver
-from tests.fake_daemon import FakeDaemon
+from tests.fake_daemon import FakeDaemon, until
 
 
 @dataclass
@@ -29,6 +29,16 @@ class Live:
         """A daemon that will be hung up at the end."""
         self.daemons.append(FakeDaemon(self.receiver.config.listen_session, **fields))
         return self.daemons[-1]
+
+    async def in_service(self, bodies: Mapping[str, bytes], **fields: Any) -> FakeDaemon:
+        """A daemon whose node has reported these sections and, being in no pool with checks, has been adopted."""
+        daemon = self.daemon(**fields)
+        await daemon.connect()
+        await daemon.offer(bodies)
+        await daemon.report()
+        status = "SELECT status FROM nodes WHERE id = %s"
+        await until("the node's adoption", lambda: self.rows(status, daemon.node_id) == [("adopted",)])
+        return daemon
 
     async def api(self, name: str, /, **keys: object) -> dict[str, Any]:
         """What `better-compute api NAME key=value ... --format json` prints. Raises grpc.aio.AioRpcError."""

@@ -25,7 +25,12 @@ _OF_NODE = (
 
 def get(db: Connection, scope: Scope, request: devices_pb2.DevicesServiceGetRequest) -> devices_pb2.Device:
     """One GPU, with its faults and atoms."""
-    row = queries_devices.device(db, scope, required(request, "device_id"))
+    return message(db, scope, required(request, "device_id"))
+
+
+def message(db: Connection, scope: Scope, device_id: str) -> devices_pb2.Device:
+    """A GPU by its id. Raises NotFound."""
+    row = queries_devices.device(db, scope, device_id)
     device = messages(db, scope, [row])[0]
     device.atoms.extend(atom(scope, one) for one in queries_devices.atoms_of(db, scope, atoms.c.device_id, [row.id]))
     return device

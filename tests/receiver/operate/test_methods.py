@@ -1,0 +1,160 @@
+"""What holds for every method that changes something: permission, tenant, audit, retries (SPEC B9)."""
+
+import asyncio
+from typing import Any
+from unittest.mock import patch
+
+import grpc
+import pytest
+from psycopg.errors import SerializationFailure
+
+from receiver.apply import nodes
+from receiver.client_methods import find, methods
+from receiver.ids import mint
+from receiver.operate.methods import WRITES
+from receiver.read.api import READS
+from receiver.read.tokens import ADMIN, PROVISION, READ, Scope
+from tests.receiver.builders import gpu, host
+from tests.receiver.live import Live, live, refused, serving
+
+ORDERS: dict[str, dict[str, str]] = {
+    "nodes.adopt": {},
+    "nodes.maintenance": {},
+    "nodes.retire": {},
+    "nodes.delete": {},
+    "nodes.move": {"poolId": ""},
+    "nodes.label": {"labels": "rack=r12"},
+    "nodes.resolveIdentity": {"action": "keep"},
+    "nodes.setTrust": {"trust": "platform"},
+    "devices.clear": {"deviceId": gpu(0).uuid},
+    "devices.transfer": {"deviceId": gpu(0).uuid, "toNode": "<node>"},
+    "pools.create": {"name": "other"},
+    "pools.set": {"poolId": "<pool>", "mode": "observe"},
+    "pools.delete": {"poolId": "<pool>"},
+}
+LATER = {"nodes.delete", "nodes.resolveIdentity", "devices.transfer"}  # which a healthy node in service refuses
+
+
+def order(name: str, node: str, pool: str) -> dict[str, str]:
+    """The keys of a call of this method."""
+    keys = {key: value.replace("<node>", node).replace("<pool>", pool) for key, value in ORDERS[name].items()}
+    return {**({"nodeId": node} if name.startswith("nodes.") else {}), **keys, "reason": "why not"}
+
+
+async def fleet(served: Live) -> tuple[str, str]:
+    """A node in service and a pool without nodes."""
+    return (await served.in_service(host(1))).node_id, str((await served.api("pools.create", name="h100"))["id"])
+
+
+def test_every_method_reads_or_writes() -> None:
+    unary = {name for name, method in methods().items() if not method.streaming}
+    assert READS.keys() | WRITES.keys() == unary
+    assert not READS.keys() & WRITES.keys()
+    assert ORDERS.keys() == WRITES.keys(), "each is tested below"
+    assert all("reason" in find(name).keys for name in WRITES)
+
+
+def test_permissions_are_those_of_the_table() -> None:
+    admin = {name for name, row in WRITES.items() if row.permission == ADMIN}
+    assert admin == {"nodes.setTrust", "pools.create", "pools.set", "pools.delete"}
+    assert {row.permission for name, row in WRITES.items() if name not in admin} == {PROVISION}
+    assert {name for name, row in READS.items() if row.permission != READ} == {"pools.get", "pools.list"}
+
+
+@live
+async def test_a_token_without_the_permission_changes_nothing(served: Live) -> None:
+    node, pool = await fleet(served)
+    for held, allowed in (((READ,), ()), ((READ, PROVISION), (PROVISION,))):
+        with patch("receiver.read.tokens.caller", lambda held=held: Scope("*", held, platform=True)):
+            for name, row in WRITES.items():
+                if row.permission not in allowed:
+                    code, text = await refused(served.api(name, **order(name, node, pool)))
+                    assert (code, row.permission in text, name in text) == (grpc.StatusCode.PERMISSION_DENIED, True, True)
+    with patch("receiver.read.tokens.caller", lambda: Scope("*", (), platform=True)):
+        assert (await refused(served.api("nodes.list")))[0] == grpc.StatusCode.PERMISSION_DENIED
+    assert served.rows("SELECT count(*) FROM events WHERE type = 'api.write'") == [(1,)], "the pool of this test"
+
+
+@live
+async def test_what_is_another_tenants_is_not_found_by_any_method(served: Live) -> None:
+    node, pool = await fleet(served)
+    with patch("receiver.read.tokens.caller", lambda: Scope("acme")):
+        for name in WRITES.keys() - {"pools.create"}:
+            code, _ = await refused(served.api(name, **order(name, node, pool)))
+            assert (name, code) == (name, grpc.StatusCode.NOT_FOUND)
+        for name in ("nodes.get", "nodes.why"):
+            assert (await refused(served.api(name, nodeId=node)))[0] == grpc.StatusCode.NOT_FOUND
+        for name in ("devices.get", "devices.history", "nodes.why"):
+            assert (await refused(served.api(name, deviceId=gpu(0).uuid)))[0] == grpc.StatusCode.NOT_FOUND
+        assert (await refused(served.api("images.list", poolId=pool)))[0] == grpc.StatusCode.NOT_FOUND
+        assert (await served.api("pools.create", name="h100"))["tenantId"] == "acme"
+        assert [one["tenantId"] for one in (await served.api("pools.list"))["pools"]] == ["acme"]
+        assert (await served.api("atoms.list"))["atoms"] == []
+
+
+@live
+async def test_what_does_not_exist_is_not_found_and_named(served: Live) -> None:
+    node, pool = mint("node"), mint("pool")
+    for name in WRITES.keys() - {"pools.create"}:
+        code, text = await refused(served.api(name, **order(name, node, pool)))
+        subject = next(key for key in ("deviceId", "nodeId", "poolId") if key in order(name, node, pool))
+        assert (name, code, order(name, node, pool)[subject] in text) == (name, grpc.StatusCode.NOT_FOUND, True)
+        code, text = await refused(served.api(name, **{**order(name, node, pool), subject: ""}))
+        assert (name, code, text) == (name, grpc.StatusCode.INVALID_ARGUMENT, f"{subject} is needed")
+
+
+@live
+async def test_every_write_is_audited_and_a_refused_one_leaves_nothing(served: Live) -> None:
+    node, pool = await fleet(served)
+    for name in ORDERS:
+        keys = order(name, node, pool)
+        before = served.rows("SELECT count(*) FROM events")
+        if name in LATER:
+            await refused(served.api(name, **keys))
+            assert served.rows("SELECT count(*) FROM events") == before
+            continue
+        if name != "nodes.retire":
+            await served.api(name, **keys)
+            assert last_write(served) == (name, "operator", "why not")
+    await served.api("nodes.retire", **order("nodes.retire", node, pool))
+    assert last_write(served)[0] == "nodes.retire"
+    await served.api("nodes.delete", **order("nodes.delete", node, pool))
+    written = (await served.api("events.list", type="api.write", nodeId=node))["events"]
+    assert {one["tenantId"] for one in written} == {"default"}
+    assert written[-1]["payload"]["request"] == {"nodeId": node}
+
+
+def last_write(served: Live) -> tuple[Any, ...]:
+    payload = "payload ->> 'method', payload ->> 'by', payload ->> 'reason'"
+    return served.rows(f"SELECT {payload} FROM events WHERE type = 'api.write' ORDER BY seq DESC LIMIT 1")[0]
+
+
+@live
+async def test_an_order_that_loses_a_race_is_given_again(served: Live) -> None:
+    node, _ = await fleet(served)
+    given, left = nodes.maintenance, [SerializationFailure("raced"), SerializationFailure("raced")]
+
+    def racing(*arguments: Any, **keys: Any) -> Any:
+        if left:
+            raise left.pop()
+        return given(*arguments, **keys)
+
+    with patch("receiver.apply.nodes.maintenance", racing):
+        assert (await served.api("nodes.maintenance", nodeId=node, reason="a fan"))["status"] == "maintenance"
+        left.extend([SerializationFailure("raced")] * 9)
+        code, text = await refused(served.api("nodes.maintenance", nodeId=node, reason="a fan"))
+    assert (code, "try again" in text) == (grpc.StatusCode.ABORTED, True)
+    assert served.rows("SELECT count(*) FROM events WHERE payload ->> 'method' = 'nodes.maintenance'") == [(1,)]
+
+
+def test_new_pools_are_of_the_receivers_tenant_where_the_caller_has_all(database: str) -> None:
+    async def main() -> None:
+        async with serving(database, tenant="acme") as served:
+            assert (await served.api("pools.create", name="h100"))["tenantId"] == "acme"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", sorted(WRITES))
+def test_a_narrowed_platform_token_keeps_what_it_may(name: str) -> None:
+    Scope("acme", (ADMIN,), platform=True).require(WRITES[name].permission, name)
