@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from receiver import ids
+from receiver.apply.health import restart_counts
 from receiver.store.database import Connection
 from receiver.store.words import jsonb, text
-from receiver.values import Command, CommandResult, Payload
+from receiver.values import Command, CommandResult, Json, Payload
 
 CHANNEL = "bc_commands"
 
@@ -56,8 +57,9 @@ _RECORD = """
 WITH known AS (SELECT id FROM commands WHERE id = %(id)s AND node_id = %(node)s),
   ended AS (
     UPDATE commands c SET state = %(status)s, reason = %(reason)s, result = %(result)s, finished_at = now()
-    FROM known WHERE c.id = known.id AND c.finished_at IS NULL)
-SELECT FROM known
+    FROM known WHERE c.id = known.id AND c.finished_at IS NULL
+    RETURNING c.kind)
+SELECT ended.kind FROM known LEFT JOIN ended ON true
 """
 
 
@@ -114,7 +116,10 @@ def outstanding(tx: Connection, node_ids: Sequence[str]) -> list[tuple[str, str]
 
 
 def record_result(tx: Connection, node_id: str, result: CommandResult) -> bool:
-    """Stores how a command ended, once: a result that comes again changes nothing. False: the node has no such command."""
+    """Stores how a command ended, once: a result that comes again changes nothing. False: the node has no such command.
+
+    A node drops the faults of GPUs that it has reset and found in health (SPEC A4): it counts theirs from the start again.
+    """
     arguments = {
         "id": text(result.id),
         "node": node_id,
@@ -122,4 +127,13 @@ def record_result(tx: Connection, node_id: str, result: CommandResult) -> bool:
         "reason": text(result.reason),
         "result": None if result.payload is None else jsonb(result.payload),
     }
-    return tx.execute(_RECORD, arguments, prepare=True).rowcount == 1
+    row = tx.execute(_RECORD, arguments, prepare=True).fetchone()
+    if row is not None and row[0] == "gpu.reset" and result.status == "succeeded":
+        restart_counts(tx, node_id, _group(result.payload))
+    return row is not None
+
+
+def _group(payload: Json) -> list[str]:
+    """The GPUs that a reset was of, as the node says."""
+    found = payload.get("group") if isinstance(payload, dict) else None
+    return [one for one in found if isinstance(one, str)] if isinstance(found, list) else []

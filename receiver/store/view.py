@@ -258,8 +258,10 @@ def write(statement: Statement, before: Draft, after: Draft, mint: Mint) -> None
     if after.history:
         listed = [{name: getattr(one, name) for name in ("device_id", "serial", "event", "detail")} for one in after.history]
         statement.add("history", _INSERT_HISTORY, listed)
-    if after.released or after.key_released:
-        statement.add("replan", _INSERT_REPLAN, {"devices": sorted(after.released), "key": after.key_released})
+    faulty = {row.device_id for row in after.health.values()} & (after.devices.keys() - before.devices.keys())
+    if after.released or after.key_released or faulty:
+        told = {"devices": sorted(after.released), "key": after.key_released, "faulty": sorted(faulty)}
+        statement.add("replan", _INSERT_REPLAN, told)
     if after.plan_again:
         statement.add("again", _INSERT_AGAIN)
     if after.faults != before.faults:
@@ -286,12 +288,15 @@ _INSERT_EVENTS = """INSERT INTO events (id, tenant_id, pool_id, node_id, type, p
 _INSERT_HISTORY = """INSERT INTO device_history (node_id, tenant_id, device_id, serial, event, detail)
   SELECT n.id, n.tenant_id, r.device_id, r.serial, r.event, r.detail
   FROM doc, nodes n, jsonb_populate_recordset(NULL::device_history, d -> 'history') AS r WHERE n.id = %(node)s"""
+# Nodes that wait for what is let go, and those that have conditions of a faulty GPU which another node has from now on.
 _INSERT_REPLAN = """INSERT INTO replan (node_id, reason, queued_at)
-  SELECT c.node_id, 'released by ' || %(node)s, clock_timestamp()
-  FROM doc, conditions c WHERE c.type = 'DuplicateIdentity' AND c.status = 'true' AND c.node_id <> %(node)s
-    AND (d -> 'replan' -> 'devices' ? c.device_id
-      OR (d -> 'replan' -> 'key')::boolean AND c.evidence ->> 'otherNode' = %(node)s)
-  GROUP BY c.node_id ORDER BY c.node_id
+  SELECT o.node_id, 'moved by node ' || %(node)s, clock_timestamp() FROM (
+    SELECT c.node_id FROM doc, conditions c WHERE c.type = 'DuplicateIdentity' AND c.status = 'true' AND c.node_id <> %(node)s
+      AND (d -> 'replan' -> 'devices' ? c.device_id
+        OR (d -> 'replan' -> 'key')::boolean AND c.evidence ->> 'otherNode' = %(node)s)
+    UNION SELECT h.node_id FROM device_health h WHERE h.node_id <> %(node)s
+      AND h.device_id IN (SELECT jsonb_array_elements_text(d -> 'replan' -> 'faulty') FROM doc)) AS o
+  ORDER BY o.node_id
   ON CONFLICT (node_id) DO UPDATE SET reason = excluded.reason, queued_at = excluded.queued_at"""
 _INSERT_AGAIN = """INSERT INTO replan (node_id, reason, queued_at) VALUES (%(node)s, 'its baseline', clock_timestamp())
   ON CONFLICT (node_id) DO UPDATE SET reason = excluded.reason, queued_at = excluded.queued_at"""
