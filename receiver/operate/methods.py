@@ -62,7 +62,11 @@ def _gone(db: Connection, scope: Scope, pool_id: str) -> Message:
 
 def _cleared(db: Connection, scope: Scope, outcome: ClearOutcome) -> Message:
     return devices_pb2.DevicesServiceClearResponse(
-        device_id=outcome.device_id, node_id=outcome.node_id, closed=outcome.closed, healthy=outcome.healthy
+        device_id=outcome.device_id,
+        node_id=outcome.node_id,
+        closed=outcome.closed,
+        healthy=outcome.healthy,
+        stands=outcome.stands,
     )
 
 

@@ -29,9 +29,17 @@ async def test_a_clear_closes_xids_and_the_gpu_is_bookable_again(served: Live) -
     assert device["faults"][0]["detail"]["message"] == MESSAGE
     assert [(one["id"], one["bookable"]) for one in device["atoms"]] == [(gpu(0).uuid, False)]
     cleared = await served.api("devices.clear", deviceId=gpu(0).uuid, reason="reseated")
-    assert cleared == {"deviceId": gpu(0).uuid, "nodeId": node, "closed": ["Xid48"], "healthy": True}
+    assert cleared == {"deviceId": gpu(0).uuid, "nodeId": node, "closed": ["Xid48"], "healthy": True, "stands": []}
     device = await served.api("devices.get", deviceId=gpu(0).uuid)
     assert (device["healthy"], device["faults"], device["atoms"][0]["bookable"]) == (True, [], True)
+
+
+@live
+async def test_a_clear_of_xids_names_the_findings_that_stand(served: Live) -> None:
+    daemon = await faulty(served)
+    await daemon.offer(host(gpus=gpus(gpu(0, row_remap={"pending": True}), gpu(1))))
+    cleared = await served.api("devices.clear", deviceId=gpu(0).uuid, reason="reseated")
+    assert (cleared["closed"], cleared["stands"], cleared["healthy"]) == (["Xid48"], ["RowRemapPending"], False)
 
 
 @live

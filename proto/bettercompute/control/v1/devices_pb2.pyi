@@ -225,6 +225,7 @@ class DevicesServiceClearResponse(_message.Message):
     NODE_ID_FIELD_NUMBER: _builtins.int
     CLOSED_FIELD_NUMBER: _builtins.int
     HEALTHY_FIELD_NUMBER: _builtins.int
+    STANDS_FIELD_NUMBER: _builtins.int
     device_id: _builtins.str
     node_id: _builtins.str
     healthy: _builtins.bool
@@ -233,6 +234,10 @@ class DevicesServiceClearResponse(_message.Message):
     def closed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """codes, sorted; empty: nothing was open"""
 
+    @_builtins.property
+    def stands(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """findings that stay open, sorted: they need `force`"""
+
     def __init__(
         self,
         *,
@@ -240,10 +245,11 @@ class DevicesServiceClearResponse(_message.Message):
         node_id: _builtins.str = ...,
         closed: _abc.Iterable[_builtins.str] | None = ...,
         healthy: _builtins.bool = ...,
+        stands: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "device_id", b"device_id", "healthy", b"healthy", "node_id", b"node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "device_id", b"device_id", "healthy", b"healthy", "node_id", b"node_id", "stands", b"stands"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

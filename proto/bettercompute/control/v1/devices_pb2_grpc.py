@@ -76,7 +76,7 @@ class DevicesServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Clear(self, request, context):
-        """Closes the faults of a GPU, or of an NVSwitch. FAILED_PRECONDITION, naming the finding, while its inventory shows one.
+        """Closes the faults of a GPU, or of an NVSwitch. FAILED_PRECONDITION, naming it, when only findings of the inventory are open.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,7 +38,7 @@ class DevicesServiceStub:
     History: _grpc.UnaryUnaryMultiCallable[_devices_pb2.DevicesServiceHistoryRequest, _devices_pb2.DevicesServiceHistoryResponse]
     """One GPU's life by its UUID or serial, over all nodes it was in; newest first."""
     Clear: _grpc.UnaryUnaryMultiCallable[_devices_pb2.DevicesServiceClearRequest, _devices_pb2.DevicesServiceClearResponse]
-    """Closes the faults of a GPU, or of an NVSwitch. FAILED_PRECONDITION, naming the finding, while its inventory shows one."""
+    """Closes the faults of a GPU, or of an NVSwitch. FAILED_PRECONDITION, naming it, when only findings of the inventory are open."""
     Transfer: _grpc.UnaryUnaryMultiCallable[_devices_pb2.DevicesServiceTransferRequest, _devices_pb2.Device]
     """Gives a GPU to the node that has it now, when the one that owns its row cannot let go by itself."""
 
@@ -52,7 +52,7 @@ class DevicesServiceAsyncStub(DevicesServiceStub):
     History: _aio.UnaryUnaryMultiCallable[_devices_pb2.DevicesServiceHistoryRequest, _devices_pb2.DevicesServiceHistoryResponse]  # type: ignore[assignment]
     """One GPU's life by its UUID or serial, over all nodes it was in; newest first."""
     Clear: _aio.UnaryUnaryMultiCallable[_devices_pb2.DevicesServiceClearRequest, _devices_pb2.DevicesServiceClearResponse]  # type: ignore[assignment]
-    """Closes the faults of a GPU, or of an NVSwitch. FAILED_PRECONDITION, naming the finding, while its inventory shows one."""
+    """Closes the faults of a GPU, or of an NVSwitch. FAILED_PRECONDITION, naming it, when only findings of the inventory are open."""
     Transfer: _aio.UnaryUnaryMultiCallable[_devices_pb2.DevicesServiceTransferRequest, _devices_pb2.Device]  # type: ignore[assignment]
     """Gives a GPU to the node that has it now, when the one that owns its row cannot let go by itself."""
 
@@ -81,7 +81,7 @@ class DevicesServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _devices_pb2.DevicesServiceClearRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_devices_pb2.DevicesServiceClearResponse, _abc.Awaitable[_devices_pb2.DevicesServiceClearResponse]]:
-        """Closes the faults of a GPU, or of an NVSwitch. FAILED_PRECONDITION, naming the finding, while its inventory shows one."""
+        """Closes the faults of a GPU, or of an NVSwitch. FAILED_PRECONDITION, naming it, when only findings of the inventory are open."""
 
     @_abc_1.abstractmethod
     def Transfer(
