@@ -66,10 +66,11 @@ def checks(facts: Facts) -> tuple[str, ...]:
 
 
 def passed(facts: Facts, draft: Draft, reason: str) -> None:
-    """The node is in service with the inventory that it has now as its baseline, by which it is planned once more."""
+    """The node is in service with the inventory that it has now as its baseline. Where that is another than before, the node is
+    planned again: what was missed by the old one is not by this."""
     become(draft, "adopted", reason)
     draft.events.append(event("node.adopted", {"attempt": draft.node.attempt, "specGeneration": 1}))
     now = baseline(facts.sections or {})
-    draft.plan_again |= now != draft.node.baseline
+    draft.plan_again |= draft.node.baseline not in (None, now)
     draft.node = replace(draft.node, baseline=now)
     set_conditions(draft, (TYPE,), [ConditionRow(TYPE, status="false", reason=reason)])

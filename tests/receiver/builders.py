@@ -79,8 +79,8 @@ def apply(tx: Connection, bodies: Mapping[str, bytes], node: str = NODE, **missi
 
 
 def told(tx: Connection, prefix: str = "node.") -> list[str]:
-    """Types of the events that were written, in order, but what follows from the host's GPUs being others: node.joined too."""
-    others = ["node.joined", "node.hardware.changed"]
+    """Types of the events that were written, in order, but what follows from joining and from the host's GPUs being others."""
+    others = ["node.joined", "node.hardware.changed", "node.status", "node.adopted"]
     rows = tx.execute("SELECT type FROM events WHERE starts_with(type, %s) AND type <> ALL(%s) ORDER BY seq", [prefix, others])
     return [row[0] for row in rows]
 

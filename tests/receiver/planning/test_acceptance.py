@@ -97,6 +97,7 @@ def test_the_inventory_of_a_passed_attempt_is_the_baseline_and_the_node_is_plann
     assert after.node.baseline == {"gpus": ["GPU-00000000", "GPU-00000001"], "links": {"GPU-00000000": 1}, "ports": {}}
     assert after.plan_again
     assert not settled(node=replace(READY, baseline=after.node.baseline)).plan_again
+    assert not settled().plan_again, "the first one was missed by nothing"
 
 
 def test_behind_a_writer_without_the_inventory_the_node_is_queued_to_be_planned_with_it() -> None:
