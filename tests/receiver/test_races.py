@@ -36,6 +36,7 @@ def test_many_writers_and_placement_leave_every_node_as_one_writer_would(databas
         assert_no_deadlock(tx)
         hit = sum(bookings_that_a_fault_hit(tx, node) for node in world.nodes)
         assert hit, "there was nothing to prove"
+        assert_placement_finds_what_is_free(tx)
         for node in world.nodes:
             assert_events_are_in_order(tx, node)
             assert_nothing_was_lost(tx, node)
@@ -47,6 +48,14 @@ def test_many_writers_and_placement_leave_every_node_as_one_writer_would(databas
 def assert_no_deadlock(tx: db.Connection) -> None:
     tx.execute("SELECT pg_stat_clear_snapshot()")
     assert tx.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()").fetchone() == (0,)
+
+
+def assert_placement_finds_what_is_free(tx: db.Connection) -> None:
+    """Whoever made an atom bookable or ended its booking, and whoever did the other at the same time."""
+    missed = """SELECT a.id FROM atoms a WHERE a.bookable
+      AND NOT EXISTS (SELECT FROM bookings b WHERE (b.atom_id, b.atom_generation) = (a.id, a.generation) AND b.ended_at IS NULL)
+      AND NOT EXISTS (SELECT FROM free_atoms f WHERE (f.node_id, f.atom_id, f.generation) = (a.node_id, a.id, a.generation))"""
+    assert tx.execute(missed).fetchall() == []
 
 
 def bookings_that_a_fault_hit(tx: db.Connection, node: racing.Node) -> int:
