@@ -59,6 +59,10 @@ def _path(text: str) -> str:
     return str(Path(text).absolute())
 
 
+def _optional_path(text: str) -> str:
+    return _path(text) if text else ""
+
+
 def _format(text: str) -> str:
     if text not in ("text", "json"):
         raise ValueError("text or json")
@@ -101,6 +105,7 @@ class Kind:
 TEXT = Kind(str)
 WORD = Kind(_word)
 PATH = Kind(_path)
+OPTIONAL_PATH = Kind(_optional_path)
 TARGET = Kind(_target)
 OPTIONAL_TARGET = Kind(lambda text: _target(text) if text else "")
 DURATION = Kind(_duration, (str, int, float))
@@ -177,6 +182,12 @@ class Config:
     )
     pressure_samples: int = _row(
         "pressure.samples", COUNT, "2", "For how many samples in a row a level must hold to raise or clear a condition."
+    )
+    models: str = _row(
+        "models",
+        OPTIONAL_PATH,
+        "",
+        "A table of GPU names in place of this version's: gpu_models.json with newer parts and a higher version.",
     )
     metrics_listen: str = _row(
         "metrics.listen", OPTIONAL_TARGET, "127.0.0.1:7702", "Where Prometheus asks: HOST:PORT. Empty: nowhere."

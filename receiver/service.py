@@ -14,12 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from bettercompute.contract import gpu_models
+
 from receiver import metrics
 from receiver.apply.command import CHANNEL as COMMAND_CHANNEL
 from receiver.apply.session import CHANNEL as SESSION_CHANNEL
 from receiver.apply.session import DISBELIEVED
 from receiver.config import Config, check_listeners
-from receiver.errors import DatabaseError
+from receiver.errors import DatabaseError, ReceiverError
 from receiver.gateway import limits
 from receiver.gateway.heartbeat import beat, beat_forever
 from receiver.gateway.jobs import Jobs
@@ -68,9 +70,21 @@ def migrate(config: Config) -> tuple[int | None, int]:
         return database.migrate(server.url(DATABASE)), database.head()
 
 
+def use_models(path: str) -> None:
+    """Takes an operator's table of GPU names, if one is given. Raises ReceiverError that names what is wrong with it."""
+    if not path:
+        return
+    try:
+        gpu_models.use(gpu_models.load(Path(path).read_text()))
+    except (OSError, ValueError) as error:  # a UnicodeDecodeError is a ValueError
+        hint = "copy gpu_models.json of this version, add the part, raise `version`"
+        raise ReceiverError(f"read the GPU models: {path}", str(error), hint) from error
+
+
 def serve(config: Config) -> None:
     """Runs the receiver until SIGTERM or SIGINT. Raises ReceiverError for what a person has to mend."""
     check_listeners(config)
+    use_models(config.models)
     with database_of(config) as (url, server):
         asyncio.run(_serve(config, url, server))
 

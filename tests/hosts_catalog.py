@@ -12,6 +12,7 @@ import os
 import random
 import re
 import shutil
+import uuid as uuids
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,49 @@ def hang(directory: Path, query: str, index: int = 0) -> None:
     else:
         nvml["devices"][index][query] = {"hang": True}
     _write(directory / "nvml.json", nvml)
+
+
+def another_machine(directory: Path, seed: int) -> None:
+    """The same model of host, another machine: its GPUs, its board's UUID and serial and its disks are its own."""
+    dice = random.Random(seed)
+    for index in range(len(_nvml(directory)["devices"])):
+        put_gpu(directory, index, _uuid(dice), str(dice.randrange(10**12, 10**13)))
+    for name in ("product_uuid", "product_serial", "board_serial", "chassis_serial"):
+        _edit_if_there(directory / f"root/sys/class/dmi/id/{name}", lambda text: _another(text, dice))
+
+
+def put_gpu(directory: Path, index: int, uuid: str, serial: str) -> None:
+    """The GPU in this place is another of the same model. (Its MIG instances, if it has any, are others too.)"""
+    nvml = _nvml(directory)
+    device = nvml["devices"][index]
+    was, number = gpu_of(directory, index)
+    dice = random.Random(uuid)
+    device |= {"uuid": uuid, "serial": serial}
+    for instance in device.get("migInstances") or ():
+        instance["uuid"] = _uuid(dice, "MIG")
+    _write(directory / "nvml.json", nvml)
+    told = [directory / "kmsg", *(directory / "root/proc/driver/nvidia/gpus").glob("*/information")]
+    for path in told:
+        _edit_if_there(path, lambda text: text.replace(was, uuid).replace(number, serial))
+
+
+def gpu_of(directory: Path, index: int) -> tuple[str, str]:
+    """UUID and serial of a GPU."""
+    device = _nvml(directory)["devices"][index]
+    return device["uuid"], device["serial"]
+
+
+def merge_mig(directory: Path, index: int) -> None:
+    """Somebody took away a GPU's last MIG instance."""
+    nvml = _nvml(directory)
+    nvml["devices"][index]["migInstances"].pop()
+    _write(directory / "nvml.json", nvml)
+
+
+def say_xid(directory: Path, index: int, xid: int, text: str) -> None:
+    """The driver logs an XID of a GPU."""
+    slot = slot_of(directory, index).rsplit(".", 1)[0]
+    append_kmsg(directory, f"NVRM: Xid (PCI:{slot}): {xid}, {text}", level=4)
 
 
 # -- disks
@@ -345,3 +389,12 @@ def _edit(path: Path, change: Callable[[str], str]) -> None:
 def _edit_if_there(path: Path, change: Callable[[str], str]) -> None:
     if path.exists():
         _edit(path, change)
+
+
+def _uuid(dice: random.Random, prefix: str = "GPU") -> str:
+    return f"{prefix}-{uuids.UUID(int=dice.getrandbits(128), version=4)}"
+
+
+def _another(text: str, dice: random.Random) -> str:
+    """Other digits in the same form."""
+    return re.sub(r"[0-9]", lambda _: str(dice.randrange(10)), text)

@@ -14,7 +14,7 @@ from psycopg.errors import DeadlockDetected
 from receiver import ids
 from receiver.apply.act import act
 from receiver.planning.atoms import GONE
-from receiver.planning.node import TABLES
+from receiver.planning.node import tables
 from receiver.planning.view import Draft, Facts
 from receiver.store.database import Connection
 from receiver.store.words import jsonb
@@ -73,7 +73,7 @@ def queue_pool(tx: Connection, pool_id: str, reason: str) -> int:
 
 def queue_outdated(tx: Connection) -> int:
     """Has the nodes planned again that were planned with an older table of GPU models or of XIDs than this receiver's."""
-    return tx.execute(_QUEUE_OUTDATED, {"tables": jsonb(dict(TABLES)), "reason": "a table was upgraded"}).rowcount
+    return tx.execute(_QUEUE_OUTDATED, {"tables": jsonb(dict(tables())), "reason": "a table was upgraded"}).rowcount
 
 
 def queue_missed(tx: Connection) -> int:

@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Mapping
 
-from bettercompute.contract.gpu_models import GPU_MODELS
+from bettercompute.contract.gpu_models import in_force
 from google.protobuf import json_format
 
 from receiver import values
@@ -65,8 +65,8 @@ def _settings(call: Call) -> dict[str, str | None]:
 
 def _model(text: str) -> str | None:
     """A model of the table; empty: any."""
-    if text and text not in GPU_MODELS.families:
-        near = difflib.get_close_matches(text.upper(), GPU_MODELS.families, 3, 0.5)
+    if text and text not in in_force().families:
+        near = difflib.get_close_matches(text.upper(), in_force().families, 3, 0.5)
         hint = f": did you mean {' or '.join(near)}?" if near else ""
         raise Invalid(f"gpuModel {text[:64]!r} is none of the models that GPUs are named by{hint}")
     return text or None

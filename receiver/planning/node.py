@@ -9,18 +9,33 @@ from collections.abc import Callable, Mapping
 
 from bettercompute.agent.v1 import inventory_pb2 as pb
 from bettercompute.contract import xids
-from bettercompute.contract.gpu_models import GPU_MODELS
+from bettercompute.contract.gpu_models import in_force
 
-from receiver.planning import atoms, devices, hardware, labels, reasons
+from receiver.planning import (
+    acceptance,
+    atoms,
+    devices,
+    faults,
+    findings,
+    hardware,
+    health,
+    inventory_conditions,
+    labels,
+    reasons,
+)
 from receiver.planning.view import Draft, Facts
 from receiver.values import Json
 
 Rule = Callable[[Facts, Draft], None]
 Conclusion = Callable[[Facts, Draft, Draft], None]  # facts, the rows as stored, the draft
 
-TABLES: Mapping[str, int] = {"models": GPU_MODELS.version, "xids": xids.table().version}  # a newer one plans all nodes again
-INVENTORY: tuple[Rule, ...] = (devices.plan, atoms.plan, labels.plan, hardware.plan)
-CONCLUDE: tuple[Conclusion, ...] = ()
+INVENTORY: tuple[Rule, ...] = (devices.plan, atoms.plan, inventory_conditions.plan, findings.plan, labels.plan, hardware.plan)
+CONCLUDE: tuple[Conclusion, ...] = (atoms.settle, faults.judge, health.settle, acceptance.settle)
+
+
+def tables() -> Mapping[str, int]:
+    """The versions of the tables that plans are made by; a newer one plans all nodes again."""
+    return {"models": in_force().version, "xids": xids.table().version}
 
 
 def plan_key(facts: Facts, digest: str | None) -> Json:
@@ -32,7 +47,7 @@ def plan_key(facts: Facts, digest: str | None) -> Json:
     assigned = [gpu.uuid for gpu in gpus.gpus if gpu.assigned] if isinstance(gpus, pb.GpusSection) else []
     return {
         "digest": digest,
-        **TABLES,
+        **tables(),
         "pool": facts.pool and [facts.pool.id, facts.pool.revision],
         "assigned": sorted(assigned),
     }

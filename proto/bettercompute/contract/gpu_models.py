@@ -1,7 +1,7 @@
 """What NVML calls a GPU, as this project names it: `NVIDIA H100 80GB HBM3` is product `H100-SXM5-80GB` of model `H100` (SPEC B2).
 
-The table is gpu_models.json, read and checked when this module is imported. One more part costs a line there, and a raised
-`version`: hosts with a name that was unknown until then plan again.
+The table is gpu_models.json, read and checked when this module is imported; an operator may give another (`use`). One more part
+costs a line there, and a raised `version`: hosts with a name that was unknown until then plan again.
 """
 
 import json
@@ -15,7 +15,7 @@ from bettercompute.contract.gpu_models_check import complaints
 
 OTHER = "other"  # the model of a GPU whose name the table does not know
 
-_FILE = Path(__file__).with_name("gpu_models.json")
+FILE = Path(__file__).with_name("gpu_models.json")
 _CAPITALS = {ord(letter): letter.upper() for letter in "abcdefghijklmnopqrstuvwxyz"}  # str.upper() knows more than ASCII
 _OUTSIDE = re.compile(r"[^A-Z0-9]+")
 
@@ -185,7 +185,18 @@ def _any_of(words: Iterator[str] | list[str]) -> str:
     return "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
 
 
-GPU_MODELS = load(_FILE.read_text())
+GPU_MODELS = load(FILE.read_text())  # the table that comes with this version
+_in_force = [GPU_MODELS]
+
+
+def use(table: Table) -> None:
+    """From now on names are looked up in this table, in the whole process: an operator's, for parts newer than this version."""
+    _in_force[0] = table
+
+
+def in_force() -> Table:
+    """The table that names are looked up in."""
+    return _in_force[0]
 
 
 def normalize_gpu_product(name: str, memory_mib: float | None = None) -> Product | None:
@@ -198,4 +209,4 @@ def normalize_gpu_product(name: str, memory_mib: float | None = None) -> Product
     >>> made.product, made.model
     ('RTX-3060-PCIE-8GB', 'RTX-3060')
     """
-    return GPU_MODELS.normalize(name, memory_mib)
+    return in_force().normalize(name, memory_mib)

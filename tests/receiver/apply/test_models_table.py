@@ -1,6 +1,7 @@
 """A GPU that the models table does not know, and a table that learns its name (SPEC B2, "GPU naming")."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,31 +9,36 @@ import pytest
 from bettercompute.contract import gpu_models
 
 from receiver.apply import replan
-from receiver.planning import node as rules
+from receiver.errors import ReceiverError
+from receiver.service import use_models
 from receiver.store.database import Connection
 from tests.receiver.builders import apply, count, gpu, gpus, host, join, told
 
 NEW = "NVIDIA R300 SXM7"
 
 
-def table_with(name: str) -> gpu_models.Table:
-    """The next version of the table, which knows this name."""
-    data: dict[str, Any] = json.loads(Path(gpu_models.__file__).with_name("gpu_models.json").read_text())
+def text_with(name: str) -> str:
+    """The next version of gpu_models.json, which knows this name."""
+    data: dict[str, Any] = json.loads(gpu_models.FILE.read_text())
     row = {"product": "R300-SXM6-288GB", "model": "R300", "form": "SXM6", "memoryGb": 288, "architecture": "blackwell"}
     data["products"] = sorted(
         [*data["products"], {**row, "names": [name], "pciDeviceIds": []}], key=lambda one: str(one["product"])
     )
     data["families"]["R300"] = {"line": "flagship"}
     data["version"] += 1
-    return gpu_models.load(json.dumps(data))
+    return json.dumps(data)
 
 
-def upgrade(monkeypatch: pytest.MonkeyPatch, table: gpu_models.Table) -> None:
-    """From now on this is a receiver that has that table."""
-    newer = {**rules.TABLES, "models": table.version}
-    monkeypatch.setattr(gpu_models, "GPU_MODELS", table)
-    monkeypatch.setattr(rules, "TABLES", newer)
-    monkeypatch.setattr(replan, "TABLES", newer)
+def table_with(name: str) -> gpu_models.Table:
+    """The same as a table."""
+    return gpu_models.load(text_with(name))
+
+
+@pytest.fixture(autouse=True)
+def as_shipped() -> Iterator[None]:
+    """Whatever a test has the receiver use, the next one begins with the table of this version."""
+    yield
+    gpu_models.use(gpu_models.GPU_MODELS)
 
 
 def state(tx: Connection) -> tuple[Any, ...]:
@@ -47,14 +53,12 @@ def state(tx: Connection) -> tuple[Any, ...]:
     return tuple(row)
 
 
-def test_a_table_that_learns_the_name_clears_the_condition_without_a_new_inventory(
-    tx: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_that_learns_the_name_clears_the_condition_without_a_new_inventory(tx: Connection) -> None:
     join(tx)
     apply(tx, host(gpus=gpus(gpu(0, name=NEW), gpu(1, name=NEW))))
     assert state(tx) == (True, ["GpuModelUnknown"], ["other"], "other")
     snapshots, before = count(tx, "inventory_snapshots"), told(tx, "node.condition.changed")
-    upgrade(monkeypatch, table_with(NEW))
+    gpu_models.use(table_with(NEW))
     assert replan.queue_outdated(tx) == 1
     replan.drain(tx)
     assert state(tx) == (False, [], ["R300"], "R300")
@@ -63,11 +67,35 @@ def test_a_table_that_learns_the_name_clears_the_condition_without_a_new_invento
     assert replan.queue_outdated(tx) == 0
 
 
-def test_a_table_that_learns_another_name_changes_nothing(tx: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_learns_another_name_changes_nothing(tx: Connection) -> None:
     join(tx)
     apply(tx, host(gpus=gpus(gpu(0, name=NEW))))
     before, events = state(tx), count(tx, "events")
-    upgrade(monkeypatch, table_with("NVIDIA R200 SXM7"))
+    gpu_models.use(table_with("NVIDIA R200 SXM7"))
     assert replan.queue_outdated(tx) == 1
     replan.drain(tx)
     assert (state(tx), count(tx, "events")) == (before, events)
+
+
+def test_receiver_takes_an_operators_table(tmp_path: Path) -> None:
+    path = tmp_path / "models.json"
+    path.write_text(text_with(NEW))
+    use_models(str(path))
+    assert gpu_models.in_force().version == gpu_models.GPU_MODELS.version + 1
+    found = gpu_models.normalize_gpu_product(NEW)
+    assert found is not None
+    assert found.product == "R300-SXM6-288GB"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 9}', "\0"])
+def test_table_that_is_none_is_an_error_that_names_the_file(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "models.json"
+    path.write_text(text)
+    with pytest.raises(ReceiverError, match=r"models\.json"):
+        use_models(str(path))
+    assert gpu_models.in_force() is gpu_models.GPU_MODELS
+
+
+def test_table_that_is_not_there_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ReceiverError, match=r"none\.json"):
+        use_models(str(tmp_path / "none.json"))

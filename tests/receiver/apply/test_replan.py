@@ -108,9 +108,9 @@ def test_an_edited_pool_plans_its_nodes_again(joined: Connection) -> None:
 def test_an_upgraded_table_plans_all_nodes_again(joined: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     adopted(joined)
     assert replan.queue_outdated(joined) == 0
-    newer = {**rules.TABLES, "models": rules.TABLES["models"] + 1}
-    monkeypatch.setattr(rules, "TABLES", newer)
-    monkeypatch.setattr(replan, "TABLES", newer)
+    newer = {**rules.tables(), "models": rules.tables()["models"] + 1}
+    monkeypatch.setattr(rules, "tables", lambda: newer)
+    monkeypatch.setattr(replan, "tables", lambda: newer)
     assert replan.queue_outdated(joined) == 1
     assert replan.queue_outdated(joined) == 0, "it is in the queue"
     replan.drain(joined)
@@ -121,7 +121,7 @@ def test_an_older_receiver_does_not_plan_again_what_a_newer_one_has_planned(
     joined: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apply(joined, host(1))
-    monkeypatch.setattr(replan, "TABLES", {"models": 1, "xids": 0})
+    monkeypatch.setattr(replan, "tables", lambda: {"models": 1, "xids": 0})
     assert replan.queue_outdated(joined) == 0
 
 
