@@ -8,7 +8,7 @@ Object = Mapping[str, Any]
 # What an order may have changed of a node.
 _AFTER = (
     *("id", "hostname", "status", "statusSince", "bookable", "noScheduleReasons", "wouldNoSchedule"),
-    *("poolId", "trust", "leaseId", "maintenance", "labels"),
+    *("poolId", "trust", "leaseId", "maintenance"),
 )
 _PAGE = (
     *("id", "hostname", "status", "statusSince", "bookable", "noScheduleReasons", "wouldNoSchedule", "maintenance", "poolId"),

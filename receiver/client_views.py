@@ -5,12 +5,13 @@ columns shown. ANSWERS has one for a whole answer, TEXTS for what is said above 
 has; the whole of each is under `--format json`. Nodes, GPUs and pools: client_nodes.py.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from receiver import client_nodes as nodes
 from receiver import client_why
+from receiver.client_events import event
+from receiver.client_words import change, counted
 
 Object = Mapping[str, Any]
 DIGITS = 8  # of a hash: enough to tell two apart
@@ -22,42 +23,6 @@ WRAPPED = frozenset(
 def picked(*keys: str) -> Callable[[Object], Object]:
     """These keys, as they are."""
     return lambda row: {key: row.get(key) for key in keys}
-
-
-def change(one: Object) -> str:
-    """A change of two inventories in words.
-
-    >>> change({"type": "disk.replaced", "before": {"name": "sda", "serial": "A"}, "after": {"name": "sda", "serial": "B"}})
-    'sda: serial A -> B'
-    >>> change({"type": "gpu.missing", "deviceId": "GPU-1", "before": {"name": "NVIDIA H100", "index": 3}, "after": None})
-    'GPU-1: NVIDIA H100, index 3'
-    """
-    before, after = one.get("before") or {}, one.get("after") or {}
-    subject = one.get("deviceId") or (before or after).get("name") or ""
-    if before and after:
-        differ = [key for key in {**before, **after} if before.get(key) != after.get(key)]
-        words = [f"{key} {_plain(before.get(key))} -> {_plain(after.get(key))}" for key in differ]
-    else:
-        there = {**before, **after}
-        words = [text for key, value in there.items() if (text := _plain(value) if key == "name" else f"{key} {_plain(value)}")]
-        words.sort(key=lambda word: word != there.get("name"))
-    return f"{subject}: {', '.join(words)}" if subject else ", ".join(words)
-
-
-def payload(event: Object) -> str:
-    """What an event tells, in words; without what its envelope says too, or an event of its own, as each change has one."""
-    told = dict(event.get("payload") or {})
-    kind = str(event.get("type", ""))
-    if "before" in told or "after" in told:
-        return change(told)
-    if kind in ("node.inventory.changed", "node.images.changed"):
-        words = [f"{', '.join(told.get('sections', []))} in {told.get('snapshotId')}"]
-        words += [f"{count} change{'s' * (count > 1)}"] if (count := len(told.get("changes", []))) else []
-        return "; ".join([*words, "advisory"] if told.get("advisory") else words)
-    rest = {key: value for key, value in told.items() if key != "schemaVersion" and value not in (None, "", [])}
-    subject = rest.pop("deviceId", "")
-    message = rest.pop("message", "")
-    return ": ".join(filter(None, [subject, ", ".join(f"{key} {_plain(value)}" for key, value in rest.items()), message]))
 
 
 def snapshot(row: Object) -> Object:
@@ -83,8 +48,8 @@ def _mig(mig: Object) -> str | None:
     if not mig.get("capable"):
         return None
     now, then = (("on" if mig.get(key) else "off") for key in ("current", "pending"))
-    counted = _counted(one.get("profile", "?") for one in mig.get("instances") or [])
-    return f"{now}: {counted}" if counted else now if now == then else f"{now}, {then} after a reset"
+    profiles = counted(one.get("profile", "?") for one in mig.get("instances") or [])
+    return f"{now}: {profiles}" if profiles else now if now == then else f"{now}, {then} after a reset"
 
 
 def _unhealthy(row: Object) -> Iterable[str]:
@@ -103,11 +68,6 @@ def _unhealthy(row: Object) -> Iterable[str]:
         yield "page retirement pending"
     if row.get("recoveryAction") not in (None, "", "none"):
         yield f"recovery action {row['recoveryAction']}"
-
-
-def event(row: Object) -> Object:
-    """One line an event."""
-    return {**picked("time", "type")(row), "what": payload(row), "nodeId": row.get("nodeId"), "tenantId": row.get("tenantId")}
 
 
 def hca(row: Object) -> Object:
@@ -149,9 +109,10 @@ ANSWERS: Mapping[str, Callable[[Object], Object]] = {
     "nodes.get": nodes.page,
     "nodes.why": lambda value: {"devices": value.get("devices") or []},
     "devices.get": nodes.device_page,
+    "nodes.label": lambda value: {**nodes.after(value), "labels": value.get("labels")},
     **{
         f"nodes.{verb}": nodes.after
-        for verb in ("adopt", "maintenance", "retire", "delete", "move", "label", "setTrust", "resolveIdentity")
+        for verb in ("adopt", "maintenance", "retire", "delete", "move", "setTrust", "resolveIdentity")
     },
 }
 TEXTS: Mapping[str, Callable[[Object, client_why.Cell], Iterable[str]]] = {"nodes.why": client_why.lines}
@@ -168,23 +129,3 @@ SORTED: Mapping[str, Callable[[Object], Any]] = {
     "gpus.gpus": lambda row: (row.get("index") is None, row.get("index")),
     "conditions": lambda row: row.get("status") == "false",
 }
-
-
-def _counted(words: Iterable[str]) -> str:
-    """
-    >>> _counted(["1g.10gb", "2g.20gb", "1g.10gb"])
-    '2 x 1g.10gb, 1 x 2g.20gb'
-    """
-    return ", ".join(f"{count} x {word}" for word, count in Counter(words).items())
-
-
-def _plain(value: Any) -> str:
-    """A value within a sentence: MIG instances as their profiles, other objects as their keys and values."""
-    if isinstance(value, list):
-        profiles = [one["profile"] for one in value if isinstance(one, Mapping) and "profile" in one]
-        return (_counted(profiles) if profiles else ", ".join(_plain(one) for one in value)) or "none"
-    if isinstance(value, Mapping):
-        return " ".join(f"{key}={_plain(one)}" for key, one in value.items())
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "-" if value is None else str(value)

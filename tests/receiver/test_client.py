@@ -235,7 +235,7 @@ def test_events_and_changes_are_told_in_words() -> None:
         "sda: serial A -> B",
         "GPU-1: H100, index 1",
         "GPU-1: instances 7 x 1g.10gb -> 2 x 3g.40gb",
-        "GPU-1: xid 79: fallen off",
+        "Xid 79 on GPU-1: fallen off",
         "by hello",
     ]
     assert "sda: serial A -> B" in shown({"from": "inv_1", "to": "inv_2", "changes": [{"type": "disk.replaced", **swap}]})

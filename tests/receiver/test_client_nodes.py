@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from receiver.client_render import render
+from receiver.events import EVENTS
 
 NOW = datetime(2026, 11, 29, 16, 23, 30, tzinfo=UTC)
 SINCE = "2026-11-29T16:20:01Z"
@@ -149,3 +150,17 @@ def test_what_a_node_says_moves_no_cursor() -> None:
     lines = shown(why(obstacle(what="Xid13", message="\x1b[2J\x1b[H pid=1", ends="-"), hostname="a\x1b[31m"), "nodes.why", 80)
     assert "\x1b" not in "".join(lines[:5])
     assert r"  \x1b[2J\x1b[H pid=1" in lines
+
+
+def test_every_event_type_is_told_in_words_whatever_its_payload_lacks() -> None:
+    for kind in EVENTS.values():
+        for told in ({}, {"before": "ab" * 32, "after": None}, dict.fromkeys(kind.fields, None), dict.fromkeys(kind.fields, "x")):
+            payload = {name.removesuffix("?"): value for name, value in told.items()}
+            (line,) = shown({"events": [{"time": SINCE, "type": kind.name, "payload": payload}]}, "events.list")[1:]
+            assert kind.name in line
+
+
+def test_an_audit_says_who_did_what_why_and_not_twice_to_which_node() -> None:
+    payload = {"method": "nodes.move", "by": "alice", "reason": "rack 12", "request": {"nodeId": "node_1", "poolId": "pool_1"}}
+    rows = [{"time": SINCE, "type": "api.write", "nodeId": "node_1", "payload": {**payload, "schemaVersion": 1}}]
+    assert "nodes.move by alice (poolId=pool_1): rack 12  node_1" in shown({"events": rows}, "events.list")[1]

@@ -3,7 +3,6 @@
 import json
 
 import grpc
-import pytest
 
 from receiver.ids import mint
 from tests.receiver.live import Live, live, refused
@@ -88,31 +87,28 @@ async def test_pools_are_listed_in_pages(served: Live) -> None:
     assert (await refused(served.api("pools.list", cursor="x")))[0] == grpc.StatusCode.INVALID_ARGUMENT
 
 
-@pytest.mark.parametrize(
-    ("keys", "named"),
-    [
-        ({"name": ""}, "name is needed"),
-        ({"name": "a b"}, "name 'a b' is none"),
-        ({"name": "x" * 64}, "1 to 63"),
-        ({"kind": "bare"}, "kind 'bare' is none of gpu, vps-host, sandbox"),
-        ({"sharing": "all"}, "sharing 'all' is none of exclusive, mig, timeslice, mps"),
-        ({"mode": "off"}, "mode 'off' is none of enforce, observe"),
-        ({"gpuModel": "h100"}, "did you mean H100"),
-        ({"policy": '{"expect": {"gpuCount": "8"}}'}, "policy.expect.gpuCount is '8'"),
-        ({"policy": '{"sharing": {"replicas": 49}}'}, "policy.sharing.replicas is 49; it may be a whole number, 1 to 48"),
-        ({"policy": '{"colour": "red"}'}, "policy.colour is no key"),
-        ({"reason": "x" * 2049}, "reason has 2,049 bytes; it may have 2,048"),
-    ],
-)
-def test_what_is_wrong_is_named_and_makes_no_pool(database: str, keys: dict[str, str], named: str) -> None:
-    @live
-    async def check(served: Live) -> None:
+WRONG: list[tuple[dict[str, str], str]] = [
+    ({"name": ""}, "name is needed"),
+    ({"name": "a b"}, "name 'a b' is none"),
+    ({"name": "x" * 64}, "1 to 63"),
+    ({"kind": "bare"}, "kind 'bare' is none of gpu, vps-host, sandbox"),
+    ({"sharing": "all"}, "sharing 'all' is none of exclusive, mig, timeslice, mps"),
+    ({"mode": "off"}, "mode 'off' is none of enforce, observe"),
+    ({"gpuModel": "h100"}, "did you mean H100"),
+    ({"policy": '{"expect": {"gpuCount": "8"}}'}, "policy.expect.gpuCount is '8'"),
+    ({"policy": '{"sharing": {"replicas": 49}}'}, "policy.sharing.replicas is 49; it may be a whole number, 1 to 48"),
+    ({"policy": '{"colour": "red"}'}, "policy.colour is no key"),
+    ({"reason": "x" * 2049}, "reason has 2,049 bytes; it may have 2,048"),
+]
+
+
+@live
+async def test_what_is_wrong_is_named_and_makes_no_pool(served: Live) -> None:
+    for keys, named in WRONG:
         code, text = await refused(served.api("pools.create", **{"name": "h100", **keys}))
         assert (code, named in text) == (grpc.StatusCode.INVALID_ARGUMENT, True), text
-        assert served.rows("SELECT count(*) FROM pools") == [(0,)]
-        assert served.rows("SELECT count(*) FROM events WHERE type = 'api.write'") == [(0,)]
-
-    check(database)
+    assert served.rows("SELECT count(*) FROM pools") == [(0,)]
+    assert served.rows("SELECT count(*) FROM events WHERE type = 'api.write'") == [(0,)]
 
 
 @live

@@ -597,7 +597,7 @@ class NodesServiceSetTrustRequest(_message.Message):
     keep_certificate: _builtins.bool
     """with "platform": its key never left a TPM"""
     reason: _builtins.str
-    """needed"""
+    """why, for the audit"""
     tenant_id: _builtins.str
     def __init__(
         self,

@@ -43,7 +43,7 @@ class PoolsServiceCreateRequest(_message.Message):
     mode: _builtins.str
     """"enforce" (default), "observe": what would be NoSchedule is told and keeps nothing out"""
     reason: _builtins.str
-    """why, for the audit; needed"""
+    """why, for the audit"""
     tenant_id: _builtins.str
     @_builtins.property
     def policy(self) -> _struct_pb2.Struct:
@@ -188,7 +188,7 @@ class PoolsServiceSetRequest(_message.Message):
     sharing: _builtins.str
     mode: _builtins.str
     reason: _builtins.str
-    """why, for the audit; needed"""
+    """why, for the audit"""
     tenant_id: _builtins.str
     @_builtins.property
     def policy(self) -> _struct_pb2.Struct:
@@ -247,7 +247,7 @@ class PoolsServiceDeleteRequest(_message.Message):
     TENANT_ID_FIELD_NUMBER: _builtins.int
     pool_id: _builtins.str
     reason: _builtins.str
-    """why, for the audit; needed"""
+    """why, for the audit"""
     tenant_id: _builtins.str
     def __init__(
         self,

@@ -1,0 +1,123 @@
+"""What an event tells, in words: WORDS has a row a type whose payload reads badly as keys and values. The rest is shown so."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from receiver.client_words import change, plain
+
+Object = Mapping[str, Any]
+
+
+def event(row: Object) -> Object:
+    """One line an event."""
+    return {"time": row.get("time"), "type": row.get("type"), "what": payload(row), **_envelope(row)}
+
+
+def _envelope(row: Object) -> Object:
+    return {"nodeId": row.get("nodeId"), "tenantId": row.get("tenantId")}
+
+
+def payload(event: Object) -> str:
+    """What an event tells, in words; without what its envelope says too, or an event of its own, as each change has one."""
+    told = {key: value for key, value in (event.get("payload") or {}).items() if key != "schemaVersion"}
+    words = WORDS.get(str(event.get("type", "")))
+    if words is not None:
+        return words({**told, "envelope": event})
+    if isinstance(told.get("before") or told.get("after"), Mapping):
+        return change(told)
+    rest = {key: value for key, value in told.items() if value not in (None, "", [])}
+    subject, message = rest.pop("deviceId", ""), rest.pop("message", "")
+    return ": ".join(filter(None, [subject, ", ".join(f"{key} {plain(value)}" for key, value in rest.items()), message]))
+
+
+def _inventory(told: Object) -> str:
+    words = [f"{', '.join(told.get('sections') or [])} in {told.get('snapshotId')}"]
+    words += [f"{count} change{'s' * (count > 1)}"] if (count := len(told.get("changes") or [])) else []
+    return "; ".join([*words, "advisory"] if told.get("advisory") else words)
+
+
+def _status(told: Object) -> str:
+    """
+    >>> _status({"from": "adopted", "to": "maintenance", "reason": "a fan"})
+    'adopted -> maintenance: a fan'
+    """
+    return _because(f"{told.get('from')} -> {told.get('to')}", told.get("reason"))
+
+
+def _condition(told: Object) -> str:
+    """
+    >>> _condition({"condition": "Xid79", "status": "true", "reason": "NodeFault", "noSchedule": True, "deviceId": "GPU-1"})
+    'Xid79 true, NoSchedule, on GPU-1: NodeFault'
+    """
+    marks = [
+        "NoSchedule" if told.get("noSchedule") else "",
+        "would be NoSchedule" if told.get("wouldNoSchedule") else "",
+        "a tenant's word" if told.get("advisory") else "",
+        f"on {device}" if (device := told.get("deviceId") or told.get("busId")) else "",
+    ]
+    return _because(", ".join([f"{told.get('condition')} {told.get('status')}", *filter(None, marks)]), told.get("reason"))
+
+
+def _gpu(told: Object) -> str:
+    """
+    >>> _gpu({"deviceId": "GPU-1", "gpuProduct": "H100-SXM5-80GB", "serial": "165", "code": "Xid48", "reason": "double-bit"})
+    'GPU-1 (H100-SXM5-80GB, serial 165): Xid48, double-bit'
+    """
+    what = [told.get("gpuProduct"), f"serial {serial}" if (serial := told.get("serial")) else None]
+    named = f"{told.get('deviceId')} ({', '.join(filter(None, what))})" if any(what) else str(told.get("deviceId"))
+    return _because(named, ", ".join(filter(None, [told.get("code"), told.get("reason")])))
+
+
+def _xid(told: Object) -> str:
+    """
+    >>> _xid({"kind": "xid", "xid": 48, "deviceId": "GPU-1", "count": 2, "policy": "device", "message": "48, DBE"})
+    'Xid 48 on GPU-1, count 2, policy device: 48, DBE'
+    """
+    kind = "SXid" if told.get("kind") == "sxid" else "Xid"
+    marks = [
+        f"count {told['count']}" if told.get("count") else "",
+        "of another node's GPU" if told.get("foreign") else "",
+        f"policy {told['policy']}" if told.get("policy") else "",
+        f"caused by {plain(told['causedBy'])}" if told.get("causedBy") else "",
+    ]
+    subject = f"{kind} {told.get('xid')} on {told.get('deviceId') or told.get('busId')}"
+    return _because(", ".join([subject, *filter(None, marks)]), told.get("message"))
+
+
+def _hardware(told: Object) -> str:
+    """
+    >>> _hardware({"before": "ab" * 32, "after": "cd" * 32, "identifiers": {"serial": "S2"}})
+    'abababababab -> cdcdcdcdcdcd: serial=S2'
+    """
+    keys = (str(told.get(key) or "-")[:12] for key in ("before", "after"))
+    return _because(" -> ".join(keys), plain(told.get("identifiers") or {}))
+
+
+def _write(told: Object) -> str:
+    """
+    >>> _write({"method": "nodes.move", "by": "alice", "reason": "rack 12", "request": {"nodeId": "node_1", "poolId": "pool_1"},
+    ...         "envelope": {"nodeId": "node_1"}})
+    'nodes.move by alice (poolId=pool_1): rack 12'
+    """
+    asked = told.get("request")
+    if isinstance(asked, Mapping):
+        asked = {key: value for key, value in asked.items() if value != told["envelope"].get(key)}
+    asked = f" ({plain(asked)})" if asked else ""
+    return _because(f"{told.get('method')} by {told.get('by')}{asked}", told.get("reason"))
+
+
+def _because(what: str, reason: Any) -> str:
+    return f"{what}: {reason}" if reason else what
+
+
+WORDS: Mapping[str, Callable[[Object], str]] = {
+    "node.inventory.changed": _inventory,
+    "node.images.changed": _inventory,
+    "node.status": _status,
+    "node.condition.changed": _condition,
+    "node.gpu.quarantined": _gpu,
+    "node.gpu.cleared": _gpu,
+    "node.hardware.changed": _hardware,
+    "node.xid": _xid,
+    "api.write": _write,
+}
