@@ -8,6 +8,7 @@ from dataclasses import replace
 from bettercompute.agent.v1 import inventory_pb2 as pb
 
 from receiver import ids
+from receiver.planning.devices import OUT
 from receiver.planning.hardware import key_of
 from receiver.planning.node import Rule, conclude, plan_key, plan_sections
 from receiver.planning.view import Draft, Facts
@@ -53,7 +54,7 @@ def plan_inventory_rows(tx: Connection, facts: Facts, draft: Draft, digest: str 
     """Runs the rules of the inventory on a draft, with what other nodes have of the devices and the key that it names."""
     gpus = (facts.sections or {}).get("gpus")
     reported = {gpu.uuid for gpu in gpus.gpus if gpu.uuid} if isinstance(gpus, pb.GpusSection) else set()
-    strangers = reported - draft.devices.keys()
+    strangers = reported - draft.devices.keys() if draft.node.status not in OUT else set()
     key = key_of(facts.sections or {}, facts.fresh, draft.hardware)
     held = draft.hardware is not None and draft.hardware.trusted and draft.hardware.key == key
     if strangers or (key is not None and not held):

@@ -33,7 +33,7 @@ def maintenance(
 
 def retire(tx: Connection, node_id: str, by: str = "", reason: str = "", mint: ids.Mint = ids.mint) -> Draft:
     """Takes the node out for good, unless a booking on it is live; its session ends."""
-    draft = act(tx, node_id, lifecycle.retire(reason), mint=mint)
+    draft = act(tx, node_id, lifecycle.retire(reason), inventory_too=True, mint=mint)
     disbelieve(tx, node_id)
     return draft
 

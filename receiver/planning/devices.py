@@ -24,7 +24,6 @@ def plan(facts: Facts, draft: Draft) -> None:
     """The node's devices are those that it has; another node's are named by DuplicateIdentity and get no row here."""
     if draft.node.status in OUT:
         release_all(draft, f"the node is {draft.node.status}")
-        _disputes(draft, {})
         return
     section = gpus_section(facts)
     if section is None:
@@ -58,9 +57,10 @@ def release(draft: Draft, device_id: str, reason: str) -> None:
 
 
 def release_all(draft: Draft, reason: str) -> None:
-    """The node lets all its devices go. (Whoever retires a node has made sure that none is booked.)"""
+    """The node lets all its devices go, and claims none. (Whoever retires a node has made sure that none is booked)"""
     for device_id in sorted(draft.devices):
         release(draft, device_id, reason)
+    _disputes(draft, {})
 
 
 def _seen(facts: Facts, section: pb.GpusSection, known: Mapping[str, Device]) -> dict[str, Device]:

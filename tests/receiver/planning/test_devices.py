@@ -225,11 +225,12 @@ def replace_node(status: str) -> Draft:
 
 
 def test_to_release_all_tells_who_waits_for_them() -> None:
-    draft = planned(reports(of_gpus(0, 1))).copy()
+    draft = planned(reports(of_gpus(0, 1, 2), owners={G2: OTHER})).copy()
     devices.release_all(draft, "the node is retired")
     assert (draft.devices, draft.atoms) == ({}, {})
     assert draft.released == {G0, G1}
     assert {line.detail["reason"] for line in draft.history} == {"the node is retired"}
+    assert raised(draft, "DuplicateIdentity") == {}
 
 
 def test_a_booking_of_another_device_keeps_nothing() -> None:
