@@ -15,6 +15,7 @@ from dataclasses import replace
 from receiver.events import event
 from receiver.planning.condition_types import XID_TYPE
 from receiver.planning.policy import Policy
+from receiver.planning.reasons import cut
 from receiver.planning.verdicts import ACTIONS, Verdict, is_switch, verdict
 from receiver.planning.view import ConditionKey, ConditionRow, Counted, Draft, Facts, Health, set_conditions
 from receiver.values import Condition, Fault
@@ -70,7 +71,7 @@ def count(facts: Facts, draft: Draft, reported: Iterable[Fault]) -> None:
             count=fault.count,
             told=fault.count if tell else stored.told,
             bus_id=fault.bus_id,
-            message=fault.message,
+            message=cut(fault.message),
         )
         draft.put("faults", now)
         if tell:
@@ -153,12 +154,21 @@ def _settle_gpus(facts: Facts, draft: Draft) -> None:
             detail={**row.detail, **said.as_json()},
         )
         draft.put("health", row)
-        if is_open:
+        if is_open and not _gone(facts, draft, row):
             bus_id, message = row.detail.get("busId", ""), row.detail.get("message", "")
             one = ConditionRow(row.code, row.device_id, bus_id, message=message, count=row.count)
             wanted[one.key] = _raised(one, said, wanted.get(one.key))
     types = {kind for kind, _ in (*draft.conditions, *wanted) if kind.startswith("Xid")}
     set_conditions(draft, types, wanted.values())
+
+
+def _gone(facts: Facts, draft: Draft, row: Health) -> bool:
+    """Whether the GPU of an earlier boot's fault is no more in the node, as this boot's inventory shows: the fault goes with it.
+
+    (One of this boot may be of a GPU that is planned later, or that has fallen off the bus: the node is not sound.)
+    """
+    shown = draft.node.inventory_boot == facts.boot_id
+    return shown and row.boot_id != facts.boot_id and row.device_id not in draft.devices
 
 
 def _raised(row: ConditionRow, said: Verdict, other: ConditionRow | None = None) -> ConditionRow:

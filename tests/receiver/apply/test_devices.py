@@ -1,14 +1,20 @@
-"""devices.transfer (SPEC B2, "Ownership")."""
+"""Whose a GPU is, and what goes with it (SPEC B2, "Ownership"): devices.transfer, swaps and moves."""
+
+from dataclasses import replace
 
 import pytest
 
 from receiver.apply import replan
 from receiver.apply.act import act
 from receiver.apply.devices import transfer_device
+from receiver.apply.health import record_xid
+from receiver.apply.inventory import apply_inventory
+from receiver.apply.session import hello
 from receiver.errors import Invalid, NotFound, Refused
 from receiver.planning.view import Health
 from receiver.store.database import Connection
-from tests.receiver.builders import NODE, OTHER, apply, host, join
+from receiver.values import Fault
+from tests.receiver.builders import FACTS, NODE, OTHER, apply, gpu, gpus, host, join, offer
 
 GPU = "GPU-00000000"
 
@@ -110,3 +116,43 @@ def test_what_a_transfer_settled_is_not_planned_otherwise_again(disputed: Connec
         pass
     assert owner(disputed) == OTHER
     assert disputes(disputed) == [(NODE, OTHER)]
+
+
+def reboot(tx: Connection, boot: str = "boot-2") -> None:
+    """The first node begins a session of another boot."""
+    hello(tx, NODE, replace(FACTS, boot_id=boot))
+
+
+def raised(tx: Connection) -> list[tuple[str, str]]:
+    """Conditions of XIDs that are true, by node."""
+    return tx.execute("SELECT node_id, type FROM conditions WHERE type = 'Xid79' AND status = 'true'").fetchall()
+
+
+def test_a_swapped_gpu_takes_its_faults_along_and_its_node_is_free_of_them(tx: Connection) -> None:
+    join(tx)
+    apply(tx, host(2))
+    record_xid(tx, NODE, Fault("xid", 79, GPU, gpu(0).bus_id, 1, "79, GPU has fallen off the bus."))
+    assert raised(tx) == [(NODE, "Xid79")]
+    apply(tx, host(gpus=gpus(gpu(1))))
+    assert raised(tx) == [(NODE, "Xid79")], "it fell off in this boot: the node is not sound"
+    reboot(tx)
+    assert raised(tx) == [(NODE, "Xid79")], "nothing of this boot is known yet"
+    swapped = host(gpus=gpus(gpu(1), gpu(7, bus_id=gpu(0).bus_id)))
+    apply_inventory(tx, NODE, replace(offer(swapped), boot_id="boot-2"), swapped)
+    assert raised(tx) == []
+    assert tx.execute("SELECT placeable FROM nodes").fetchall() == [(True,)]
+    assert tx.execute("SELECT device_id FROM device_health WHERE closed_at IS NULL").fetchall() == [(GPU,)]
+
+
+def test_a_gpu_that_comes_back_brings_its_faults_to_where_it_is(tx: Connection) -> None:
+    for node in (NODE, OTHER):
+        join(tx, node)
+    apply(tx, host(2))
+    record_xid(tx, NODE, Fault("xid", 79, GPU, gpu(0).bus_id, 1, "79, GPU has fallen off the bus."))
+    reboot(tx)
+    without = host(gpus=gpus(gpu(1)))
+    apply_inventory(tx, NODE, replace(offer(without), boot_id="boot-2"), without)
+    assert raised(tx) == []
+    apply(tx, host(gpus=gpus(gpu(0))), OTHER)
+    assert raised(tx) == [(OTHER, "Xid79")]
+    assert tx.execute("SELECT node_id, healthy FROM devices WHERE id = %s", [GPU]).fetchall() == [(OTHER, False)]
