@@ -5,7 +5,7 @@ evidence: a value that NVML did not tell, of a GPU that is lost or a VM's, leave
 with `force` stays closed until the finding's values change, or it comes back after it was gone.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from bettercompute.agent.v1 import inventory_pb2 as pb
@@ -149,18 +149,26 @@ FINDINGS: Mapping[str, Finding] = {
 
 
 def plan(facts: Facts, draft: Draft) -> None:
-    """The findings of each GPU that the inventory lists, but those that are another node's."""
+    """The findings of each GPU that the inventory lists, but those that are another node's. To run behind devices.plan."""
     section = (facts.sections or {}).get("gpus")
     if not isinstance(section, pb.GpusSection):
         return
     policy = facts.pool.policy if facts.pool is not None else Policy()
-    for gpu in section.gpus:
+    for gpu in (*section.gpus, *_unlisted(section, draft)):
         if not gpu.uuid or gpu.uuid in facts.owners:
             continue
         for finding in FINDINGS.values():
             values = finding.look(gpu) if finding.in_force(policy) else {}
             if values is not None:
                 _put(draft, gpu.uuid, finding, values, GONE if finding.in_force(policy) else OFF)
+
+
+def _unlisted(section: pb.GpusSection, draft: Draft) -> Iterator[pb.Gpu]:
+    """GPUs that no list has and PCI still shows: devices.plan has found them lost."""
+    listed = {gpu.uuid for gpu in section.gpus}
+    for device in draft.devices.values():
+        if device.id not in listed and device.lost:
+            yield pb.Gpu(uuid=device.id, bus_id=device.attributes.get("pciBusId"), state="lost")
 
 
 def _put(draft: Draft, device_id: str, finding: Finding, values: Payload, gone: str) -> None:

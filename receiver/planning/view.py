@@ -65,7 +65,7 @@ class ConditionRow:
     """A condition as stored; its key is (node, type, device_id).
 
     `device_id`: a GPU's UUID, a switch's bus id, or empty for the node as a whole. `no_schedule`: while it is so, it is a reason
-    not to place on the node. `advisory`: a tenant's word. `count`: of an XID. `evidence`: of DuplicateIdentity.
+    not to place on the node. `advisory`: a tenant's word. `count`: of an XID. `evidence`: of DuplicateIdentity, or the verdict.
     """
 
     type: str
@@ -147,7 +147,7 @@ class Generation:
 class Health:
     """A fault (source `xid`) or finding (source `inventory`) of a device; open while `closed_reason` is None.
 
-    `cleared_count`: the count at the last clear of an XID. `detail`: a finding's values, or an XID's message and bus id.
+    `cleared_count`: the count at the last clear of an XID. `detail`: a finding's values, or an XID's message, bus id and verdict.
     `boot_id`: an XID's; empty for findings. The device may be planned later, and be another node's by then: rows follow it.
     """
 

@@ -160,6 +160,11 @@ def test_a_fault_that_is_reported_without_a_count_was_there_once() -> None:
     assert as_fault(Condition("Xid79", "true", message="m", device_id=GPU, bus_id="b")) == Fault("xid", 79, GPU, "b", 1, "m")
 
 
+def test_a_message_is_cut_at_what_is_kept() -> None:
+    draft = reported(replace(XID, message="79, " + "x" * 5000))
+    assert {len(one.message) for one in draft.faults.values()} == {2048}
+
+
 def test_a_node_that_makes_up_devices_does_not_fill_the_table() -> None:
     full = Draft(faults={("Xid79", f"GPU-{number}"): Counted("Xid79", f"GPU-{number}", "boot-1", 1, 1) for number in range(MOST)})
     draft = full.copy()

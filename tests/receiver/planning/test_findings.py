@@ -8,7 +8,7 @@ from bettercompute.agent.v1 import inventory_pb2 as pb
 from agent.collectors import gpu_facts
 from receiver.planning.findings import FINDINGS, GONE, OFF, RECOVERY, RETIRED_PAGES, plan
 from receiver.planning.policy import parse
-from receiver.planning.view import Draft, Facts, Health, Pool
+from receiver.planning.view import Device, Draft, Facts, Health, Pool
 from tests.receiver.builders import gpu, gpus
 
 GPU = gpu(0).uuid
@@ -163,6 +163,13 @@ def test_a_lost_gpu_that_a_vm_has_now_is_still_lost_for_all_that_is_known() -> N
 def test_a_gpu_that_is_not_listed_keeps_its_findings() -> None:
     stored = planned(gpu(0, state="lost"), gpu(1, **WELL))
     assert set(found(planned(gpu(1, **WELL), stored=stored))) == {"GpuLost"}
+
+
+def test_a_known_gpu_that_only_pci_shows_is_lost() -> None:
+    known = Draft(devices={GPU: Device(GPU, lost=True, attributes={"pciBusId": gpu(0).bus_id})})
+    assert found(planned(gpu(1, **WELL), stored=known)) == {"GpuLost": {"busId": gpu(0).bus_id}}
+    missing = Draft(devices={GPU: Device(GPU, present=False)})
+    assert planned(gpu(1, **WELL), stored=missing).health == {}
 
 
 def test_another_nodes_gpu_has_none_here() -> None:
