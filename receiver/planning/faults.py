@@ -154,7 +154,7 @@ def _settle_gpus(facts: Facts, draft: Draft) -> None:
             detail={**row.detail, **said.as_json()},
         )
         draft.put("health", row)
-        if is_open and not _gone(facts, draft, row):
+        if is_open and not left_with_its_gpu(facts, draft, row):
             bus_id, message = row.detail.get("busId", ""), row.detail.get("message", "")
             one = ConditionRow(row.code, row.device_id, bus_id, message=message, count=row.count)
             wanted[one.key] = _raised(one, said, wanted.get(one.key))
@@ -162,7 +162,7 @@ def _settle_gpus(facts: Facts, draft: Draft) -> None:
     set_conditions(draft, types, wanted.values())
 
 
-def _gone(facts: Facts, draft: Draft, row: Health) -> bool:
+def left_with_its_gpu(facts: Facts, draft: Draft, row: Health) -> bool:
     """Whether the GPU of an earlier boot's fault is no more in the node, as this boot's inventory shows: the fault goes with it.
 
     (One of this boot may be of a GPU that is planned later, or that has fallen off the bus: the node is not sound.)

@@ -7,7 +7,7 @@ can raise what happens and never lower it. While a GPU is to be replaced, no res
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from receiver.planning.faults import verdict_on
+from receiver.planning.faults import left_with_its_gpu, verdict_on
 from receiver.planning.findings import FINDINGS, REPLACE
 from receiver.planning.verdicts import ACTIONS, is_switch
 from receiver.planning.view import Draft, Facts, Health
@@ -31,7 +31,10 @@ class Remedy:
 
 def remedies(facts: Facts, draft: Draft) -> tuple[Remedy, ...]:
     """One for each device that something is open of: GPUs, and NVSwitches by their bus ids. Sorted."""
-    rows = [row for row in draft.health.values() if row.open and row.device_id not in facts.owners]
+    here = [
+        row for row in draft.health.values() if row.device_id not in facts.owners and not left_with_its_gpu(facts, draft, row)
+    ]
+    rows = [row for row in here if row.open]
     switches = [row for row in draft.conditions.values() if is_switch(row.type) and row.status == "true"]
     gpus = {row.device_id for row in rows}
     return (

@@ -6,7 +6,7 @@ import pytest
 
 from receiver.planning import faults
 from receiver.planning.remedies import Remedy, remedies
-from receiver.planning.view import Counted, Draft, Facts, Health
+from receiver.planning.view import Counted, Device, Draft, Facts, Health, Node
 
 GPU, SWITCH = "GPU-1", "00000000:05:00.0"
 FACTS = Facts("node_1", boot_id="boot-1")
@@ -86,6 +86,14 @@ def test_154_alone_asks_for_nothing_and_after_a_clear_nothing_either() -> None:
 
 def test_what_is_closed_asks_for_nothing() -> None:
     assert remedy(Health(GPU, "inventory", "GpuLost", detail={"busId": "b"}, closed_reason="gone")) is None
+
+
+def test_a_gpu_that_has_left_the_node_needs_nothing_here() -> None:
+    draft = Draft(node=Node(inventory_boot="boot-1"))
+    draft.put("health", Health(GPU, "xid", "Xid79", "boot-0", 1, detail={"message": "79, x", "action": "reboot-node"}))
+    assert remedies(FACTS, draft) == ()
+    draft.put("devices", Device(GPU))
+    assert [one.action for one in remedies(FACTS, draft)] == ["reboot-node"]
 
 
 def test_each_device_has_its_own_switches_included() -> None:
