@@ -1,7 +1,8 @@
 """`make demo`: the main job, end to end, on this machine.
 
-An embedded Postgres and a receiver start; bcd reports for this host, for a recorded 8 x H100 host and for a recorded 8 x A100
-host in MIG mode; then the H100 host loses a GPU and swaps a disk, and the receiver tells what it knows. Nothing is left behind.
+An embedded Postgres and a receiver start; bcd reports for this host and for recorded ones, and the receiver tells what it knows: an
+inventory, its history and what differs after a GPU and a disk went; then the story of what it concludes (tests/story.py). Nothing
+is left behind.
 """
 
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from tests.end_to_end.processes import Fleet, fleet
 from tests.hosts_catalog import copy, drop_gpu, swap_disk
+from tests.story import Story, older_table
 
 STARTED = time.monotonic()
 
@@ -23,33 +25,47 @@ def say(text: str) -> None:
 
 def show(run: Fleet, method: str, **arguments: object) -> None:
     """Prints a command as a person would type it, and its answer, drawn for where this is shown."""
-    pairs = " ".join(f"{key}={value}" for key, value in arguments.items())
+    pairs = " ".join(f"{key}={_quoted(value)}" for key, value in arguments.items())
     print(f"\n$ better-compute api {method} {pairs}".rstrip(), flush=True)
     subprocess.run(run.asking(method, **arguments), check=True, timeout=60)
+
+
+def _quoted(value: object) -> str:
+    text = str(value)
+    return f"'{text}'" if " " in text else text
+
+
+def inventory(run: Fleet) -> None:
+    """What nodes have, and what differs."""
+    lab = copy("h100-sxm-8", run.base / "lab")
+    say("starting bcd for this host and an 8 x H100 host")
+    for name, host in {"this-host": None, "lab": lab}.items():
+        run.daemon(name, host)
+    nodes = {name: run.applied(name)["nodeId"] for name in run.daemons}
+    say("both inventories are applied")
+    show(run, "nodes.list")
+    show(run, "inventory.get", nodeId=nodes["lab"])
+    say("the H100 host loses a GPU, and somebody swaps a disk")
+    drop_gpu(lab, 3)
+    swap_disk(lab, "nvme3n1")
+    run.bcd("lab", "refresh")
+    show(run, "inventory.history", nodeId=nodes["lab"])
+    show(run, "inventory.diff", nodeId=nodes["lab"])
+    show(run, "events.list", nodeId=nodes["lab"])
+    say("it is taken out of the fleet")
+    run.daemons["lab"].stop()
+    show(run, "nodes.retire", nodeId=nodes["lab"], reason="the lab gives it back")
 
 
 def main() -> None:
     """Runs the demo; an error says which step failed."""
     with tempfile.TemporaryDirectory(prefix="bc-demo-") as directory:
         base = Path(directory)
+        models = older_table(base / "models.json")
         say("starting Postgres and the receiver")
-        with fleet(base) as run:
-            h100 = copy("h100-sxm-8", base / "hosts")
-            hosts = {"this-host": None, "h100": h100, "a100-mig": copy("a100-mig-8", base / "hosts")}
-            say("starting bcd for this host, an 8 x H100 host and an 8 x A100 host in MIG mode")
-            for name, host in hosts.items():
-                run.daemon(name, host)
-            nodes = {name: run.applied(name)["nodeId"] for name in hosts}
-            say("all three inventories are applied")
-            show(run, "nodes.list")
-            show(run, "inventory.get", nodeId=nodes["h100"])
-            say("the H100 host loses a GPU, and somebody swaps a disk")
-            drop_gpu(h100, 3)
-            swap_disk(h100, "nvme3n1")
-            run.bcd("h100", "refresh")
-            show(run, "inventory.history", nodeId=nodes["h100"])
-            show(run, "inventory.diff", nodeId=nodes["h100"])
-            show(run, "events.list", nodeId=nodes["h100"])
+        with fleet(base, "--models", str(models)) as run:
+            inventory(run)
+            Story(run, say, lambda method, **arguments: show(run, method, **arguments)).tell(models)
             say("stopping")
     say("done; nothing is left behind")
 

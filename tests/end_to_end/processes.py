@@ -186,8 +186,8 @@ class Fleet:
 
 
 @contextlib.contextmanager
-def fleet(base: Path) -> Iterator[Fleet]:
-    """A receiver with an embedded Postgres below `base`, ready; everything ends with the block."""
+def fleet(base: Path, *options: str) -> Iterator[Fleet]:
+    """A receiver with an embedded Postgres below `base` and these options, ready; everything ends with the block."""
     base.mkdir(parents=True, exist_ok=True)
     argv = [
         str(BIN / "bc-receiver"),
@@ -198,6 +198,7 @@ def fleet(base: Path) -> Iterator[Fleet]:
         f"unix:{base}/session.sock",
         "--listen-api",
         f"unix:{base}/api.sock",
+        *options,
     ]
     run = Fleet(base, Process("bc-receiver", argv, base / "receiver.log"))
     try:

@@ -1,0 +1,14 @@
+"""The story of `make demo`, in silence: every step raises where what must follow does not."""
+
+import tempfile
+from pathlib import Path
+
+from tests.end_to_end.processes import fleet
+from tests.story import Story, older_table
+
+
+def test_the_story_of_what_a_fleet_s_reports_conclude() -> None:
+    with tempfile.TemporaryDirectory(prefix="bc-") as directory:
+        models = older_table(Path(directory) / "models.json")
+        with fleet(Path(directory), "--models", str(models)) as run:
+            Story(run).tell(models)
