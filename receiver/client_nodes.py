@@ -105,7 +105,7 @@ def device_page(value: Object) -> Object:
 def condition(row: Object) -> Object:
     """One line a condition; those that are over come last."""
     keys = ("type", "status", "since", "noSchedule", "reason", "deviceId", "busId", "message")
-    return {**{key: row.get(key) for key in keys}, "advisory": row.get("advisory") or None}
+    return {**{key: row.get(key) for key in keys}, "evidence": row.get("evidence"), "advisory": row.get("advisory") or None}
 
 
 def verdict(row: Object) -> Object:

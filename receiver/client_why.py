@@ -49,9 +49,10 @@ def _apart(one: Object, key: str) -> str:
 
 def _obstacle(group: list[Object], index: Mapping[str, int], cell: Cell) -> Iterator[str]:
     first = group[0]
-    since = cell(min((str(one["since"]) for one in group if one.get("since")), default=None))
+    times = [str(one["since"]) for one in group if one.get("since")]
+    since = f", since {cell(min(times))}" if times else ""
     would = "" if first["enforced"] else " (would be, the pool observes)"
-    yield f"{cell(first['what'])}{would}{_where(group, index)}  by {cell(first['by'])}, since {since}"
+    yield f"{cell(first['what'])}{would}{_where(group, index)}  by {cell(first['by'])}{since}"
     shown = _apart if len(group) > 1 else lambda one, key: str(one.get(key) or "")
     if shown(first, "message"):
         yield f"  {cell(shown(first, 'message'))}"

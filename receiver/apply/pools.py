@@ -71,7 +71,7 @@ def delete(tx: Connection, pool_id: str) -> None:
         raise NotFound(f"no pool {pool_id}")
     nodes = [str(row[0]) for row in tx.execute("SELECT id FROM nodes WHERE pool_id = %s ORDER BY id LIMIT 3", [pool_id])]
     if nodes:
-        raise Refused(f"pool {pool_id} has nodes: move them out first, {', '.join(nodes)}")
+        raise Refused(f"pool {pool_id} has nodes: move them out first, or delete retired ones: {', '.join(nodes)}")
     tx.execute("UPDATE disruptions SET pool_id = NULL WHERE pool_id = %s", [pool_id])
     tx.execute("DELETE FROM pools WHERE id = %s", [pool_id])
 

@@ -15,7 +15,7 @@ from receiver.planning.policy import Policy, parse
 from receiver.planning.verdicts import verdict
 from receiver.read import queries, queries_devices
 from receiver.read.answers import devices
-from receiver.read.answers.common import PAGE, optional, required, selector, stamp, xid_message
+from receiver.read.answers.common import PAGE, optional, required, selector, stamp, struct, xid_message
 from receiver.read.answers.inventory import missing_sections
 from receiver.read.tokens import Scope
 from receiver.store.schema import atoms
@@ -140,6 +140,7 @@ def _condition(scope: Scope, row: Row[Any]) -> nodes_pb2.NodeCondition:
         device_id=row.device_id or None,
         bus_id=row.bus_id or None,
         no_schedule=row.no_schedule,
+        evidence=struct(row.evidence) if row.evidence and scope.platform else None,
         advisory=row.advisory,
         since=stamp(row.since),
     )

@@ -100,6 +100,7 @@ async def test_a_duplicate_is_resolved(served: Live) -> None:
     await other.offer(host())
     told = await served.api("nodes.get", nodeId=other.node_id)
     assert {"owner": "health", "type": "DuplicateIdentity"} in told["noScheduleReasons"]
+    assert {"otherNode": node} in [one["evidence"] for one in told["conditions"]]
     code, text = await refused(served.api("nodes.resolveIdentity", nodeId=other.node_id, action="merge", reason="?"))
     assert (code, "keep, reject, distinct" in text) == (grpc.StatusCode.INVALID_ARGUMENT, True)
     told = await served.api("nodes.resolveIdentity", nodeId=other.node_id, action="reject", reason="a cloned disk")

@@ -8,6 +8,7 @@ from bettercompute.control.v1 import inventory_pb2 as _inventory_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 import builtins as _builtins
@@ -586,7 +587,6 @@ class NodesServiceSetTrustRequest(_message.Message):
     NODE_ID_FIELD_NUMBER: _builtins.int
     TRUST_FIELD_NUMBER: _builtins.int
     LEASE_ID_FIELD_NUMBER: _builtins.int
-    KEEP_CERTIFICATE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     TENANT_ID_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
@@ -594,8 +594,6 @@ class NodesServiceSetTrustRequest(_message.Message):
     """"platform", "tenant-controlled" """
     lease_id: _builtins.str
     """the lease that gives a tenant root"""
-    keep_certificate: _builtins.bool
-    """with "platform": its key never left a TPM"""
     reason: _builtins.str
     """why, for the audit"""
     tenant_id: _builtins.str
@@ -605,13 +603,12 @@ class NodesServiceSetTrustRequest(_message.Message):
         node_id: _builtins.str = ...,
         trust: _builtins.str = ...,
         lease_id: _builtins.str | None = ...,
-        keep_certificate: _builtins.bool = ...,
         reason: _builtins.str = ...,
         tenant_id: _builtins.str | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_lease_id", b"_lease_id", "_tenant_id", b"_tenant_id", "lease_id", b"lease_id", "tenant_id", b"tenant_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lease_id", b"_lease_id", "_tenant_id", b"_tenant_id", "keep_certificate", b"keep_certificate", "lease_id", b"lease_id", "node_id", b"node_id", "reason", b"reason", "tenant_id", b"tenant_id", "trust", b"trust"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lease_id", b"_lease_id", "_tenant_id", b"_tenant_id", "lease_id", b"lease_id", "node_id", b"node_id", "reason", b"reason", "tenant_id", b"tenant_id", "trust", b"trust"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__lease_id: _TypeAlias = _typing.Literal["lease_id"]  # noqa: Y015
     _WhichOneofArgType__lease_id: _TypeAlias = _typing.Literal["_lease_id", b"_lease_id"]  # noqa: Y015
@@ -929,6 +926,7 @@ class NodeCondition(_message.Message):
     SINCE_FIELD_NUMBER: _builtins.int
     NO_SCHEDULE_FIELD_NUMBER: _builtins.int
     BUS_ID_FIELD_NUMBER: _builtins.int
+    EVIDENCE_FIELD_NUMBER: _builtins.int
     type: _builtins.str
     status: _builtins.str
     """"true", "false", "unknown" """
@@ -942,6 +940,10 @@ class NodeCondition(_message.Message):
     bus_id: _builtins.str
     @_builtins.property
     def since(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def evidence(self) -> _struct_pb2.Struct:
+        """of DuplicateIdentity: {"otherNode", "deviceId"?}; for the platform's operators"""
+
     def __init__(
         self,
         *,
@@ -954,10 +956,11 @@ class NodeCondition(_message.Message):
         since: _timestamp_pb2.Timestamp | None = ...,
         no_schedule: _builtins.bool = ...,
         bus_id: _builtins.str | None = ...,
+        evidence: _struct_pb2.Struct | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_bus_id", b"_bus_id", "_device_id", b"_device_id", "_message", b"_message", "_reason", b"_reason", "bus_id", b"bus_id", "device_id", b"device_id", "message", b"message", "reason", b"reason", "since", b"since"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bus_id", b"_bus_id", "_device_id", b"_device_id", "_message", b"_message", "_reason", b"_reason", "bus_id", b"bus_id", "device_id", b"device_id", "evidence", b"evidence", "message", b"message", "reason", b"reason", "since", b"since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bus_id", b"_bus_id", "_device_id", b"_device_id", "_message", b"_message", "_reason", b"_reason", "advisory", b"advisory", "bus_id", b"bus_id", "device_id", b"device_id", "message", b"message", "no_schedule", b"no_schedule", "reason", b"reason", "since", b"since", "status", b"status", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bus_id", b"_bus_id", "_device_id", b"_device_id", "_message", b"_message", "_reason", b"_reason", "advisory", b"advisory", "bus_id", b"bus_id", "device_id", b"device_id", "evidence", b"evidence", "message", b"message", "no_schedule", b"no_schedule", "reason", b"reason", "since", b"since", "status", b"status", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bus_id: _TypeAlias = _typing.Literal["bus_id"]  # noqa: Y015
     _WhichOneofArgType__bus_id: _TypeAlias = _typing.Literal["_bus_id", b"_bus_id"]  # noqa: Y015
