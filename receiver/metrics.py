@@ -33,8 +33,8 @@ class Figures(Collector):
         yield GaugeMetricFamily("bc_sessions", "Open sessions of nodes.", value=len(of.current))
         yield _counter("bc_sessions_ended", "Sessions that ended.", "reason", of.ended)
         yield _counter("bc_inventory_results", "Offers by how they ended.", "status", of.results, RESULTS)
-        tells = "Conditions of status reports that were dropped."
-        yield _counter("bc_conditions_dropped", tells, "reason", of.dropped, ("bad-condition",))
+        tells = "Conditions of reports from which nothing follows: a type that they may not set, an XID of another node's GPU."
+        yield _counter("bc_conditions_dropped", tells, "reason", of.dropped, ("bad-condition", "foreign-xid"))
         names = [limit.name for limit in LIMITS]
         yield _counter("bc_limit_exceeded", "Messages that were over a limit.", "limit", of.met, names)
 

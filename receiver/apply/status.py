@@ -1,6 +1,6 @@
 """Status reports (SPEC A3, B3, B4): load, plan, write. One that changes nothing writes and locks nothing."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from receiver import ids
@@ -14,7 +14,7 @@ from receiver.store import view
 from receiver.store.database import Connection
 from receiver.store.nodes import lock_node
 from receiver.store.statement import Statement
-from receiver.values import STATUS_HANDLERS, Status
+from receiver.values import STATUS_HANDLERS, Event, Status
 
 Steps = list[SetMissing | ClearMissing]
 
@@ -26,12 +26,14 @@ def record_status(
     status: Status,
     handlers: Collection[str] = STATUS_HANDLERS,
     mint: ids.Mint = ids.mint,
+    tell: Callable[[Sequence[Event]], None] = lambda events: None,
 ) -> bool:
     """Records a report of the session with this epoch. False: another session has the node, nothing was recorded.
 
     Sections that the report says are missing are kept with their error and the last snapshot that has them; those that it
     does not name any more are there again. Conditions are what the report says; XIDs are counted and judged. `handlers`: those
-    of STATUS_HANDLERS that are in force. Raises LookupError for a node that does not exist.
+    of STATUS_HANDLERS that are in force; `tell` is given the events that were written.
+    Raises LookupError for a node that does not exist.
     """
     for locked in (False, True):
         if locked:
@@ -48,6 +50,7 @@ def record_status(
             return True
     statement.run(tx)
     view.notify(tx, node_id, draft)
+    tell(draft.events)
     return True
 
 

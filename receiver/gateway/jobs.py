@@ -16,7 +16,7 @@ from receiver.gateway.registry import Registry, Stream, superseded
 from receiver.gateway.telemetry import Telemetry
 from receiver.planning.pressure import Levels
 from receiver.store.database import LOST_RACE, Connection, Pool, transact
-from receiver.values import STATUS_HANDLERS, HelloFacts
+from receiver.values import STATUS_HANDLERS, Event, HelloFacts
 
 T = TypeVar("T")
 # The database is away, or cannot do it now: restarted, full, read-only (an InternalError), a lock that does not come, or
@@ -124,13 +124,16 @@ class Jobs:
         if not news and not concluded:
             return
         plan_rev, node_id, epoch = stream.plan_rev, stream.node_id, stream.epoch
+        told: list[Event] = []
 
         def record(tx: Connection) -> bool:
-            return (not news or status.record_status(tx, node_id, epoch, job.status, self.handlers)) and (
+            told.clear()  # of a try that lost a race
+            return (not news or status.record_status(tx, node_id, epoch, job.status, self.handlers, tell=told.extend)) and (
                 not concluded or telemetry.record_host_pressure(tx, node_id, concluded, epoch)
             )
 
         if await self.transaction(record):
+            self.registry.told(stream, told)
             stream.judged = (job.status, plan_rev)
             stream.telemetry.record(concluded)
         else:

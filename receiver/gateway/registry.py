@@ -15,7 +15,7 @@ from receiver.gateway import messages as m
 from receiver.gateway.limits import Bucket, Counts, Limit, NodeLimits, OverLimit
 from receiver.gateway.telemetry import Telemetry
 from receiver.gateway.work import Leave
-from receiver.values import Status
+from receiver.values import Event, Status
 
 LOG = logging.getLogger("receiver.gateway")
 
@@ -132,6 +132,13 @@ class Registry:
             stream.bad = types
             shown = ", ".join(sorted({kind[:64] for kind in types})[:8])
             LOG.warning("bad-condition", extra={"node": stream.node_id, "count": len(types), "types": shown})
+
+    def told(self, stream: Stream, events: Iterable[Event]) -> None:
+        """What a report had told of: XIDs of a GPU that another node has, from which nothing follows, are counted."""
+        foreign = [one.payload for one in events if one.payload.get("foreign")]
+        self.dropped["foreign-xid"] += len(foreign)
+        for one in foreign:
+            LOG.warning("foreign-xid", extra={"node": stream.node_id, "device": one["deviceId"], "xid": one["xid"]})
 
     def queued(self, node_id: str) -> None:
         """A command was queued for this node, by whoever."""

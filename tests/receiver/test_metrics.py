@@ -64,6 +64,7 @@ def test_counts_what_happened_and_knows_every_limit_from_the_start() -> None:
     assert found["bc_sessions_ended_total", "superseded"] == 1
     assert found["bc_sessions", ""] == 0
     assert found["bc_conditions_dropped_total", "bad-condition"] == 0
+    assert found["bc_conditions_dropped_total", "foreign-xid"] == 0
     assert sum(name == "bc_limit_exceeded_total" for name, _ in found) == len(limits.LIMITS)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from typing import Any
 from unittest.mock import patch
 
 import psycopg
@@ -178,9 +179,9 @@ async def test_reports_that_waited_for_a_slow_database_are_no_clock_skew(served:
     daemon = await connected(served)
     record = status_module.record_status
 
-    def slow(*arguments: object) -> bool:
+    def slow(*arguments: Any, **named: Any) -> bool:
         time.sleep(1.0)
-        return record(*arguments)  # type: ignore[arg-type]
+        return record(*arguments, **named)
 
     with patch("receiver.planning.clock.MOST", 0.2), patch.object(status_module, "record_status", slow):
         daemon.set_condition("RebootRequired")
