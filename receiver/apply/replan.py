@@ -81,14 +81,14 @@ def queue_missed(tx: Connection) -> int:
     return tx.execute(_QUEUE_MISSED, {"reason": "a booking ended, or another node let go"}).rowcount
 
 
-def drain(tx: Connection, batch: int = BATCH, mint: ids.Mint = ids.mint) -> int:
+def drain(tx: Connection, batch: int | None = None, mint: ids.Mint = ids.mint) -> int:
     """Plans the nodes again that were queued first, and answers how many; 0 also while another receiver is at it.
 
     A node that cannot be planned holds up no other: it is logged, and tried again later.
     """
     if not _alone(tx):
         return 0
-    queued: dict[str, datetime] = dict(tx.execute(_NEXT, [batch]).fetchall())
+    queued: dict[str, datetime] = dict(tx.execute(_NEXT, [batch or BATCH]).fetchall())
     if not queued:
         return 0
     tx.execute(_LOCK, [list(queued)])  # all, in their order, before anything is written

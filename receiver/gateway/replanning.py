@@ -1,6 +1,7 @@
 """The task that plans nodes again (receiver/apply/replan.py). Every receiver has it, and one at a time does the work."""
 
 import asyncio
+import itertools
 from collections.abc import Callable
 
 from receiver.apply import replan
@@ -14,16 +15,19 @@ OUTDATED_EVERY = 300  # rounds: nodes that a receiver of an older version has pl
 
 async def replan_forever(jobs: Jobs) -> None:
     """Until it is cancelled. A database that does not answer is asked again in the next round."""
-    rounds = 0
-    while True:
-        if rounds % OUTDATED_EVERY == 0:
-            await _within(jobs, replan.queue_outdated)
-        if rounds % MISSED_EVERY == 0:
-            await _within(jobs, replan.queue_missed)
-        while await _within(jobs, replan.drain) == replan.BATCH:
-            pass
-        rounds += 1
+    for number in itertools.count():
+        await once(jobs, number)
         await asyncio.sleep(EVERY)
+
+
+async def once(jobs: Jobs, number: int) -> None:
+    """A round: plans what is queued, batch after batch."""
+    if number % OUTDATED_EVERY == 0:
+        await _within(jobs, replan.queue_outdated)
+    if number % MISSED_EVERY == 0:
+        await _within(jobs, replan.queue_missed)
+    while await _within(jobs, replan.drain) >= replan.BATCH:
+        pass
 
 
 async def _within(jobs: Jobs, work: Callable[[Connection], int]) -> int:
