@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from bettercompute.agent.v1 import inventory_pb2 as pb
 
+from agent.checks import gpus as checks
 from agent.collectors import gpu_facts
 from receiver.planning.findings import FINDINGS, GONE, OFF, RECOVERY, RETIRED_PAGES, plan
 from receiver.planning.policy import parse
@@ -184,8 +185,9 @@ def test_no_gpus_section_says_nothing() -> None:
         assert draft == stored
 
 
-def test_the_recovery_actions_are_those_that_bcd_words() -> None:
+def test_words_and_limits_are_those_of_bcd() -> None:
     assert dict(enumerate(RECOVERY)) == gpu_facts._RECOVERY
+    assert RETIRED_PAGES == checks.RETIRED_PAGES
 
 
 def test_the_remedies_are_those_of_the_spec() -> None:
