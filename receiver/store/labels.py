@@ -7,7 +7,9 @@ from receiver.store.words import jsonb
 
 # A row that is there as wanted is neither written nor locked.
 _SYSTEM = """
-WITH node AS (SELECT id, tenant_id FROM nodes WHERE id = %(node)s AND epoch = %(epoch)s AND trust = 'platform'),
+WITH node AS (
+    SELECT id, tenant_id FROM nodes
+    WHERE id = %(node)s AND epoch = %(epoch)s AND trust = 'platform' AND session_trust_epoch >= trust_epoch),
   wanted AS (SELECT key, value FROM jsonb_each_text(%(labels)s)),
   gone AS (
     DELETE FROM node_labels l USING node
@@ -23,6 +25,6 @@ INSERT INTO node_labels (node_id, tenant_id, key, value, source)
 def set_system_labels(tx: Connection, node_id: str, epoch: int, labels: Mapping[str, str]) -> None:
     """The node's labels of source `system` are exactly these, in one statement that writes only what differs.
 
-    Nothing is written for a session that is not the node's present one, nor while a tenant has the node.
+    Nothing is written for a session that is not the node's present one, nor for one that a tenant has or had.
     """
     tx.execute(_SYSTEM, {"node": node_id, "epoch": epoch, "labels": jsonb(dict(labels))})

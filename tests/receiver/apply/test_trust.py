@@ -8,9 +8,11 @@ import pytest
 
 from receiver.apply import command, nodes, trust
 from receiver.apply.act import act
-from receiver.apply.session import DISBELIEVED, disbelieved, hello
+from receiver.apply.session import DISBELIEVED, disbelieved, hello, hello_again
 from receiver.apply.status import record_status
+from receiver.apply.telemetry import record_host_pressure
 from receiver.errors import Invalid, Refused
+from receiver.planning.telemetry import Conclusion
 from receiver.store.database import Connection
 from receiver.values import Condition, Driver, Fault, Status
 from tests.receiver.builders import FACTS, NODE, apply, count, gpu, gpus, host, join, offer, told
@@ -143,6 +145,14 @@ def test_an_operator_s_plan_of_a_tenant_s_node_changes_nothing(tx: Connection) -
     assert seen(tx) == before
 
 
+@pytest.mark.parametrize("kind", ["CpuPressure", "MemoryPressure", "IoPressure", "CpuSteal", "ClockSkew"])
+def test_pressure_and_skew_raise_nothing_and_are_not_told(tx: Connection, kind: str) -> None:
+    epoch = leased(tx)
+    before, events = seen(tx), count(tx, "events")
+    assert record_host_pressure(tx, NODE, [Conclusion(kind, "true", "High", "cpu some avg10 is 97 %")], epoch)
+    assert (seen(tx), count(tx, "events")) == (before, events)
+
+
 # -- back to the platform
 
 
@@ -176,6 +186,7 @@ def test_reports_of_a_session_begun_before_the_trust_epoch_are_advisory_for_ever
     for _ in range(2):
         assert apply(tx, host(1)).status in ("advisory", "unchanged")
         report(tx, epoch, faults=(XID,))
+        hello_again(tx, NODE, epoch, replace(FACTS, drivers=(Driver("slurm", "23.11", ()),)))
     assert seen(tx) == before
     assert hello(tx, NODE, FACTS).applied_digest is None  # not what the old session offered meanwhile
     assert apply(tx, host(1)).status == "applied"
