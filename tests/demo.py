@@ -1,7 +1,7 @@
 """`make demo`: the main job, end to end, on this machine.
 
-An embedded Postgres and a receiver start; bcd reports for this host and for recorded ones, and the receiver tells what it knows: an
-inventory, its history and what differs after a GPU and a disk went; then the story of what it concludes (tests/story.py). Nothing
+An embedded Postgres and a receiver start; bcd reports for this host and for recorded ones, and the receiver tells what it knows:
+an inventory, its history, what differs after a GPU and a disk went; then the story of what it concludes (tests/story.py). Nothing
 is left behind.
 """
 
