@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check format lint types contracts proto lock bench proof-spine proof-watch clean
+.PHONY: demo test check format lint types contracts proto lock bench proof-spine proof-watch proof-conclude clean
 
 $(STAMP): requirements.lock pyproject.toml
 	@echo "setting up $(VENV) (once; about a minute)"
@@ -50,6 +50,9 @@ proof-spine: $(STAMP)  ## the tests of the spine with all their repetitions: `ma
 proof-watch: $(STAMP)  ## the same for the watch: storms, kills, latency; it floods this machine's kernel log
 	@BC_PROOF=1 $(BIN)/pytest --timeout=3000 tests/agent/kmsg tests/agent/test_watch.py tests/agent/test_hotplug.py \
 	  tests/agent/test_signs.py tests/agent/doctor tests/end_to_end/test_watch.py tests/end_to_end/test_commands.py
+
+proof-conclude: $(STAMP)  ## the same for what the receiver concludes: a fleet of 100,000 nodes, races
+	@BC_PROOF=1 $(BIN)/pytest --timeout=3000 tests/receiver/read/test_scale.py tests/receiver/test_races.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

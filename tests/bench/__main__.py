@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import Row, applies, collection, idle, xid
+from tests.bench import Row, applies, collection, idle, reading, xid
 
 BENCHES: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
     "collection": lambda options: collection.rows(),
     "idle": lambda options: idle.rows(options.minutes),
     "applies": lambda options: applies.rows(),
+    "reading": lambda options: reading.rows(),
     "xid": lambda options: xid.rows(options.megabytes),
 }
 

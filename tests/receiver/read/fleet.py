@@ -90,12 +90,14 @@ def scans(plan: Mapping[str, Any]) -> Iterator[Scan]:
 
 
 @contextmanager
-def made(server: EmbeddedPostgres, name: str, template: str = "template_bc", work: Sequence[str] = ()) -> Iterator[Fleet]:
+def made(
+    server: EmbeddedPostgres, name: str, template: str = "template_bc", work: Sequence[str] = (), nodes: int = NODES
+) -> Iterator[Fleet]:
     """A fleet in a database of its own: filled, or a copy of a filled one to which something was done."""
     db.create_database(server.url(), name, template=template)
     url = server.url(name)
     if template == "template_bc":
-        large.fill(url, NODES)
+        large.fill(url, nodes)
     with psycopg.connect(url, autocommit=True) as connection:
         for statement in work:
             connection.execute(statement.encode())
