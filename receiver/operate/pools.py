@@ -74,7 +74,12 @@ def _model(text: str) -> str | None:
 
 def _policy(call: Call) -> Payload:
     """The policy of the request, each key that is not null checked. Raises Invalid."""
-    given: Payload = plain(json_format.MessageToDict(call.request.policy)) if call.request.HasField("policy") else {}
+    if not call.request.HasField("policy"):
+        return {}
+    try:
+        given: Payload = plain(json_format.MessageToDict(call.request.policy))
+    except (ValueError, json_format.SerializeToJsonError):
+        raise Invalid("policy has a number that is none in JSON: NaN or infinite") from None
     try:
         parse({name: value for name, value in given.items() if value is not None}, strict=True)
     except PolicyError as error:

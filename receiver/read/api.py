@@ -84,6 +84,7 @@ REFUSALS: tuple[tuple[type[Exception], grpc.StatusCode, str], ...] = (
 )
 EVENTS_CHANNEL = "bc_events"  # notified by the trigger of table events
 WATCH_PAGE = 500
+REFUSAL = 1_000  # characters of what a refusal says: what a caller sent may be in it, and gRPC's trailers hold 16 KiB
 POLL = 1.0  # seconds: NOTIFY wakes a watcher, and this is how late it may be without
 
 
@@ -148,7 +149,7 @@ class Api:
             if isinstance(error, OverLimit):
                 self.over_page()
             code, says = next((code, says) for kind, code, says in REFUSALS if isinstance(error, kind))
-            await context.abort(code, says or " ".join(str(error).split("\n")[0].split()))
+            await context.abort(code, says or " ".join(str(error)[:REFUSAL].split("\n")[0].split()))
 
     async def watch(
         self, request: events_pb2.EventsServiceWatchRequest, context: Context
