@@ -1,7 +1,8 @@
-"""Applies per second of a changed 8 x H100 node, beside one load and one write statement of the same bytes through psycopg.
+"""Applies per second of a changed 8 x H100 node in service, beside one load and one write of the same bytes through psycopg.
 
-Each node's gpus and disks sections change once. Eight connections, each with nodes of its own; Postgres as the receiver starts
-it (fsync on).
+Each node's gpus and disks sections change once: a GPU's and a disk's firmware, or a GPU has to be reset, which takes it out of
+placement. All that follows is concluded and written. Eight connections, each with nodes of its own, and each node with hardware
+of its own; Postgres as the receiver starts it (fsync on).
 """
 
 import itertools
@@ -20,17 +21,18 @@ from agent.collectors import collect
 from agent.recorded import open_host, open_nvml
 from receiver import ids
 from receiver.apply.inventory import apply_inventory, plan_loaded, plan_rows, write
+from receiver.apply.session import hello
 from receiver.planning.inventory import InventoryPlan
 from receiver.planning.offer import Refusal, check_bodies
 from receiver.planning.view import Draft
 from receiver.store import database as db
 from receiver.store import inventory as store
 from receiver.store.embedded import start
-from receiver.values import Offer, SectionRef
+from receiver.values import HelloFacts, Offer, SectionRef
 from tests.bench import Row
 from tests.hosts_catalog import HOSTS
 
-NODES = 400
+NODES, GPUS = 400, 8
 CONNECTIONS = 8
 _FLOOR_LOAD = """SELECT n.applied_digest, n.applied_snapshot_id,
   (SELECT array_agg(s.body) FROM sections s
@@ -52,7 +54,7 @@ class Work:
 
 
 def rows() -> Iterator[Row]:
-    """Two rows: with the plan precomputed, and end to end."""
+    """Three rows: with the plan precomputed, end to end, and end to end with a GPU that is quarantined."""
     first = {name: encode(collect(name, open_host(HOSTS["h100-sxm-8"]), open_nvml(HOSTS["h100-sxm-8"]))) for name in SECTIONS}
     with tempfile.TemporaryDirectory(prefix="bc-bench-") as directory, start(Path(directory)) as server:
         db.create_database(server.url(), "bench")
@@ -60,24 +62,33 @@ def rows() -> Iterator[Row]:
         db.migrate(url)
         with db.connect(url) as tx:
             tx.execute("CREATE TABLE floor (hash text PRIMARY KEY, body bytea NOT NULL)")
-            batches = [[_prepare(tx, first, planned) for _ in range(NODES)] for planned in (False, True, False)]
-        floor = _rate(url, batches[0], _floor)
-        planned = _rate(url, batches[1], _planned)
-        whole = _rate(url, batches[2], _whole)
+            tx.execute("INSERT INTO pools (id, tenant_id, name, gpu_model) VALUES ('pool_1', 'bench', 'h100', 'H100')")
+            kinds = (("floor", False), ("planned", False), ("whole", False), ("fault", True))
+            batches = {kind: [_prepare(tx, first, fault, kind == "planned") for _ in range(NODES)] for kind, fault in kinds}
+            tx.commit()
+            tx.autocommit = True
+            tx.execute("VACUUM ANALYZE")
+        floor = _rate(url, batches["floor"], _floor)
+        planned = _rate(url, batches["planned"], _planned)
+        whole = _rate(url, batches["whole"], _whole)
+        fault = _rate(url, batches["fault"], _whole)
     name = "one load + one write of the same bytes"
     yield Row("applies, plan precomputed", planned, "/s", name, floor, 0.5, at_least=True)
     yield Row("applies, end to end", whole, "/s", name, floor, 0.25, at_least=True)
+    yield Row("applies that quarantine a GPU", fault, "/s", name, floor, 0.25, at_least=True)
 
 
-def _prepare(tx: db.Connection, first: dict[str, bytes], planned: bool) -> Work:
-    """A new node with its first inventory applied, and what it will offer next."""
-    node = ids.mint("node")
-    tx.execute("INSERT INTO nodes (id, tenant_id) VALUES (%s, 'bench')", [node])
+def _prepare(tx: db.Connection, first: dict[str, bytes], fault: bool, planned: bool) -> Work:
+    """A new node in service, and what it will offer next."""
+    node, number = ids.mint("node"), next(_serial)
+    hello(tx, node, HelloFacts("0.3", "0.1.0", "boot", "bench", tenant_id="bench"))
+    tx.execute("UPDATE nodes SET pool_id = 'pool_1' WHERE id = %s", [node])
+    own = _own(first, number)
+    apply_inventory(tx, node, _offer(own), own)
+    assert tx.execute("SELECT FROM bookable_atoms WHERE node_id = %s", [node]).rowcount == GPUS
     tx.commit()
-    apply_inventory(tx, node, _offer(first), first)
-    tx.commit()
-    changed = _changed(first, next(_serial))
-    work = Work(node, _offer({**first, **changed}), changed)
+    changed = _changed(own, number, fault)
+    work = Work(node, _offer({**own, **changed}), changed)
     if planned:
         sent = check_bodies(work.offer, changed)
         assert not isinstance(sent, Refusal), sent
@@ -88,19 +99,35 @@ def _prepare(tx: db.Connection, first: dict[str, bytes], planned: bool) -> Work:
     return work
 
 
-def _changed(first: dict[str, bytes], number: int) -> dict[str, bytes]:
-    """gpus and disks with one GPU's and one disk's serial of their own."""
-    gpus, disks = decode("gpus", first["gpus"]), decode("disks", first["disks"])
+def _own(first: dict[str, bytes], number: int) -> dict[str, bytes]:
+    """The same machine with identities of its own."""
+    gpus, system, nics = (decode(name, first[name]) for name in ("gpus", "system", "nics"))
+    assert isinstance(gpus, pb.GpusSection)
+    assert isinstance(system, pb.SystemSection)
+    assert isinstance(nics, pb.NicsSection)
+    for gpu in gpus.gpus:
+        gpu.uuid = f"GPU-{number:08x}{gpu.uuid[12:]}"
+        gpu.serial = f"{gpu.serial}{number:08d}"
+    system.serial, system.product_uuid = f"S{number:08d}", f"{number:08x}-0000-1000-8000-3cecef000001"
+    for place, nic in enumerate(nics.nics):
+        nic.permanent_mac = f"b8:3f:d2:{number >> 8:02x}:{number & 255:02x}:{place:02x}"
+    return {**first, "gpus": encode(gpus), "system": encode(system), "nics": encode(nics)}
+
+
+def _changed(own: dict[str, bytes], number: int, fault: bool) -> dict[str, bytes]:
+    """gpus and disks with one GPU's and one disk's firmware of their own; `fault`: the GPU waits for a reset."""
+    gpus, disks = decode("gpus", own["gpus"]), decode("disks", own["disks"])
     assert isinstance(gpus, pb.GpusSection)
     assert isinstance(disks, pb.DisksSection)
     gpus.gpus[0].vbios = f"bench {number}"
+    gpus.gpus[0].row_remap.pending = fault
     disks.disks[0].firmware = f"bench {number}"
     return {"gpus": encode(gpus), "disks": encode(disks)}
 
 
 def _offer(sections: dict[str, bytes]) -> Offer:
     refs = tuple(SectionRef(name, 1, section_hash(data), len(data)) for name, data in sorted(sections.items()))
-    return Offer(digest((ref.name, ref.hash) for ref in refs), refs)
+    return Offer(digest((ref.name, ref.hash) for ref in refs), refs, boot_id="boot")
 
 
 def _floor(tx: db.Connection, work: Work) -> None:
