@@ -38,7 +38,7 @@ TABLE = {
 def node(status: str = "adopted") -> Draft:
     """A node with a device, an atom, a trusted key, a label and a condition."""
     return Draft(
-        node=Node(status=status, trust_epoch=4, pool_id="pool_1"),
+        node=Node(status=status, trust_epoch=4, pool_id="pool_1", plan_key={"digest": "d1"}),
         devices={"GPU-1": Device("GPU-1", serial="1650")},
         atoms={("GPU-1", 1): Atom("GPU-1", 1, "GPU-1", bookable=True)},
         labels={"rack": Label("rack", "r1", "operator")},
