@@ -261,33 +261,41 @@ async def test_conditions_and_xids_of_a_report_are_recorded_shown_and_told_once(
     daemon.xid(79, "GPU-1", "00000000:18:00.0", message="79, GPU has fallen off the bus.")
     daemon.sxid(12028, "00000000:05:00.0")
     daemon.sxid(12028, "00000000:06:00.0")
-    told = "SELECT type, payload ->> 'condition', payload ->> 'xid' FROM events WHERE type <> 'node.joined' ORDER BY seq"
+    told = """SELECT type, payload ->> 'condition', payload ->> 'xid' FROM events
+              WHERE type IN ('node.xid', 'node.condition.changed') ORDER BY seq"""
     await daemon.report()
-    await until("the events", lambda: len(served.rows(told)) == 4)
+    await until("the events", lambda: len(served.rows(told)) == 5)
     assert sorted(served.rows(told), key=str) == [
         ("node.condition.changed", "NvmlUnavailable", None),
+        ("node.condition.changed", "Xid79", None),
         *[("node.xid", None, "12028")] * 2,
         ("node.xid", None, "79"),
     ]
     node = await served.api("nodes.get", nodeId=daemon.node_id)
-    (shown,) = node["conditions"]
+    shown, xid = node["conditions"]
     assert (shown["type"], shown["status"], shown["reason"], shown["message"]) == ("NvmlUnavailable", "true", "Hang", "no answer")
+    assert (xid["type"], xid["status"], xid["deviceId"], xid["noSchedule"]) == ("Xid79", "true", "GPU-1", True)
+    assert [one["type"] for one in node["noScheduleReasons"]] == ["NvmlUnavailable", "Xid79"]
     daemon.set_condition("NvmlUnavailable", False)
     await daemon.report()
-    await until("the end of the condition", lambda: len(served.rows(told)) == 5)
-    assert (await served.api("nodes.get", nodeId=daemon.node_id))["conditions"][0]["status"] == "false"
+    await until("the end of the condition", lambda: len(served.rows(told)) == 6)
+    node = await served.api("nodes.get", nodeId=daemon.node_id)
+    assert [one["status"] for one in node["conditions"]] == ["false", "true"]
+    assert [one["type"] for one in node["noScheduleReasons"]] == ["Xid79"]
 
 
 def test_another_receiver_tells_nothing_twice(database: str) -> None:
     async def main() -> None:
-        told = "SELECT count(*) FROM events WHERE type <> 'node.joined'"
+        told = "SELECT type, payload ->> 'condition' FROM events ORDER BY seq"
+        xid = ("node.condition.changed", "Xid79")
         async with serving(database) as one:
             daemon = one.daemon()
             await daemon.connect()
             daemon.set_condition("NvmlUnavailable", reason="Hang")
             daemon.xid(79, "GPU-1", "00000000:18:00.0", count=7)
             await daemon.report()
-            await until("the events", lambda: one.rows(told) == [(2,)])
+            await until("the events", lambda: xid in one.rows(told))
+            before = one.rows(told)
         async with serving(database) as other:
             daemon.target = other.receiver.config.listen_session
             other.daemons.append(daemon)
@@ -295,7 +303,7 @@ def test_another_receiver_tells_nothing_twice(database: str) -> None:
             await daemon.report()
             registry = other.receiver.registry
             await until("the report", lambda: daemon.node_id in registry.current and registry.current[daemon.node_id].judged)
-            assert other.rows(told) == [(2,)]
+            assert other.rows(told) == before
 
     asyncio.run(main())
 
@@ -329,7 +337,7 @@ def test_a_handler_that_is_not_in_force_records_nothing(database: str) -> None:
             daemon.xid(79, "GPU-1", "b")
             await daemon.report()
             await until("the XID", lambda: served.rows("SELECT code FROM node_faults") == [("Xid79",)])
-            assert served.rows("SELECT type FROM conditions") == []
+            assert served.rows("SELECT type FROM conditions") == [("Xid79",)]
 
     asyncio.run(main())
 
