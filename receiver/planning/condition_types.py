@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-# Who sets it. `status`: the node's own reports, which may set no other; `xid`: the rules of SPEC B4 over what they count.
-Writer = Literal["status", "inventory", "xid", "pressure", "clock", "hygiene", "acceptance", "identity"]
-NoSchedule = Literal["yes", "no", "in mps pools", "in vps-host pools", "policy.links", "policy.onGpuMissing", "policy node"]
+# Who sets it. `status`: the node's own reports, which may set no other; `xid`: the rules of SPEC B4 over what they count;
+# `other`: a receiver of another version on the same database.
+Writer = Literal["status", "inventory", "xid", "pressure", "clock", "hygiene", "acceptance", "identity", "other"]
+# `as written`: as its writer has said in the row.
+NoSchedule = Literal["yes", "no", "in mps pools", "in vps-host pools", "policy.links", "policy.onGpuMissing", "as written"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,8 @@ _ROWS = (
     ConditionType("AcceptanceFailed", "acceptance", "yes", "the node did not pass its checks"),
     ConditionType("DuplicateIdentity", "identity", "yes", "another node has this machine's hardware key, GPU or certificate"),
 )
-XID = ConditionType("Xid<n>", "xid", "policy node", "the driver reported this XID of a GPU", "gpu")
-SXID = ConditionType("SXid<n>", "xid", "policy node", "the driver reported this SXid of an NVSwitch", "switch")
+XID = ConditionType("Xid<n>", "xid", "as written", "the driver reported this XID of a GPU", "gpu")
+SXID = ConditionType("SXid<n>", "xid", "as written", "the driver reported this SXid of an NVSwitch", "switch")
 
 NODE_CONDITION_TYPES: Mapping[str, ConditionType] = {row.type: row for row in (*_ROWS, XID, SXID)}
 DAEMON_NODE_CONDITIONS: Mapping[str, ConditionType] = {row.type: row for row in _ROWS if row.writer == "status"}
@@ -74,7 +76,8 @@ XID_TYPE = re.compile(r"(S?)Xid(0|[1-9][0-9]{0,9})")
 
 
 def condition_type(name: str) -> ConditionType:
-    """The row of a type as conditions have it. Raises KeyError for one that is in no row: that is our bug.
+    """The row of a type as conditions have it. One that is in no row is left as it is: while receivers are being upgraded, a
+    newer one writes what this one does not know.
 
     >>> condition_type("Xid79").type
     'Xid<n>'
@@ -82,7 +85,7 @@ def condition_type(name: str) -> ConditionType:
     match = XID_TYPE.fullmatch(name)
     if match is not None:
         return SXID if match[1] else XID
-    return NODE_CONDITION_TYPES[name]
+    return NODE_CONDITION_TYPES.get(name) or ConditionType(name, "other", "as written", "this receiver does not know it")
 
 
 def types_of(writer: Writer) -> frozenset[str]:

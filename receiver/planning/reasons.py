@@ -69,7 +69,7 @@ RULES: Mapping[NoSchedule, Callable[[Facts, Draft, ConditionRow], bool]] = {
     "in vps-host pools": _in_vps_host_pools,
     "policy.links": _by_policy_links,
     "policy.onGpuMissing": _by_policy_on_gpu_missing,
-    "policy node": lambda facts, draft, row: row.no_schedule,  # the verdict on an XID, which planning/faults.py writes
+    "as written": lambda facts, draft, row: row.no_schedule,  # of an XID the verdict, which planning/faults.py writes
 }
 
 

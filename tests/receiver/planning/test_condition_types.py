@@ -28,7 +28,7 @@ SPEC = (
     ("GpuCountMismatch", "inventory", "no"),
     ("NvmlUnavailable", "status", "yes"),
     ("KernelLogUnavailable PcieReplayHigh", "status", "no"),
-    ("Xid<n> SXid<n>", "xid", "policy node"),
+    ("Xid<n> SXid<n>", "xid", "as written"),
     ("ClockSkew", "clock", "no"),
     ("SharingMismatch", "inventory", "no"),
     ("NvLinkDegraded IbLinkDown", "inventory", "policy.links"),
@@ -55,7 +55,7 @@ def test_every_type_has_a_meaning_and_a_rule_that_is_decided() -> None:
 
 
 def test_every_writer_writes_something() -> None:
-    assert all(types_of(writer) for writer in get_args(Writer))
+    assert {writer for writer in get_args(Writer) if not types_of(writer)} == {"other"}
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,6 @@ def test_an_xid_of_any_number_has_the_row_of_xids(name: str, row: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Xid", "Xid079", "xid79", "Xid79x", "SXid-1", "GpuLoss", ""])
-def test_a_type_that_is_in_no_row_is_our_bug(name: str) -> None:
-    with pytest.raises(KeyError):
-        condition_type(name)
+def test_a_type_that_is_in_no_row_is_left_as_another_receiver_wrote_it(name: str) -> None:
+    row = condition_type(name)
+    assert (row.type, row.writer, row.no_schedule) == (name, "other", "as written")

@@ -97,6 +97,13 @@ def test_the_verdict_on_an_xid_says_whether_it_is_a_reason() -> None:
     assert settled(FACTS, ConditionRow("SXid12028", BUS, BUS, no_schedule=True)).node.no_schedule_reasons == ("SXid12028",)
 
 
+@pytest.mark.parametrize("no_schedule", [True, False])
+def test_a_type_that_a_newer_receiver_wrote_is_left_as_it_is(no_schedule: bool) -> None:
+    found = settled(FACTS, ConditionRow("FromTheFuture", no_schedule=no_schedule))
+    assert found.node.no_schedule_reasons == (("FromTheFuture",) if no_schedule else ())
+    assert again(FACTS, found).conditions == found.conditions
+
+
 def test_reasons_are_sorted_and_each_is_there_once() -> None:
     rows = (ConditionRow("NvmlUnavailable"), ConditionRow("GpuLost", "GPU-2"), ConditionRow("GpuLost", "GPU-1"))
     assert settled(FACTS, *rows).node.no_schedule_reasons == ("GpuLost", "NvmlUnavailable")
