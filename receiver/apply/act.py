@@ -5,10 +5,8 @@ An operator's call, a clear, a move, a change of trust, a re-plan are each a rul
 
 from dataclasses import replace
 
-from bettercompute.agent.v1 import inventory_pb2 as pb
-
 from receiver import ids
-from receiver.planning.devices import OUT
+from receiver.planning.devices import OUT, gpus_section, mig_instances, reported
 from receiver.planning.hardware import key_of
 from receiver.planning.node import Rule, conclude, plan_key, plan_sections
 from receiver.planning.view import Draft, Facts
@@ -52,12 +50,12 @@ def _amended(tx: Connection, facts: Facts, before: Draft, draft: Draft) -> Facts
 
 def plan_inventory_rows(tx: Connection, facts: Facts, draft: Draft, digest: str | None) -> None:
     """Runs the rules of the inventory on a draft, with what other nodes have of the devices and the key that it names."""
-    gpus = (facts.sections or {}).get("gpus")
-    reported = {gpu.uuid for gpu in gpus.gpus if gpu.uuid} if isinstance(gpus, pb.GpusSection) else set()
-    strangers = reported - draft.devices.keys() if draft.node.status not in OUT else set()
+    section = gpus_section(facts) if draft.node.status not in OUT else None
+    strangers = reported(section) - draft.devices.keys()
+    instances = mig_instances(section) - draft.generations.keys()
     key = key_of(facts.sections or {}, facts.fresh, draft.hardware)
     held = draft.hardware is not None and draft.hardware.trusted and draft.hardware.key == key
-    if strangers or (key is not None and not held):
-        facts = view.with_others(tx, facts, draft, strangers, None if held else key)
+    if strangers or instances or (key is not None and not held):
+        facts = view.with_others(tx, facts, draft, strangers, None if held else key, instances)
     plan_sections(facts, draft)
     draft.node = replace(draft.node, plan_key=plan_key(facts, digest))

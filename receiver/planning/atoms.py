@@ -11,7 +11,7 @@ from typing import Literal
 
 from bettercompute.agent.v1 import inventory_pb2 as pb
 
-from receiver.planning.devices import gpus_section
+from receiver.planning.devices import gpus_section, is_instance
 from receiver.planning.view import Atom, ConditionRow, Device, Draft, Facts, Generation, set_conditions
 from receiver.values import Json
 
@@ -132,7 +132,7 @@ def _layout(draft: Draft, device: Device, gpu: pb.Gpu | None) -> Layout:
 
 def _listed(gpu: pb.Gpu) -> Iterator[Instance]:
     for one in gpu.mig.instances:
-        if one.uuid:
+        if is_instance(one):
             placement = {"start": one.placement.start, "size": one.placement.size} if one.HasField("placement") else None
             yield Instance(one.uuid, one.profile or None, placement)
 
@@ -167,7 +167,7 @@ def _mismatch(facts: Facts, layout: Layout) -> str | None:
 
 def _wanted(facts: Facts, draft: Draft, device: Device, layout: Layout) -> list[Atom]:
     if layout.instances is not None:
-        taken = {atom.id for atom in draft.atoms.values() if atom.device_id != device.id}
+        taken = facts.owners.keys() | {atom.id for atom in draft.atoms.values() if atom.device_id != device.id}
         return [_mig_atom(draft, device, one, layout.told) for one in layout.instances if one.id not in taken]
     return [Atom(atom_id, 1, device.id) for atom_id in _plain(facts, device)]
 

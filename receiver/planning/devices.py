@@ -5,6 +5,7 @@ what the rows know beside it: a known GPU that no list has any more is still the
 has taken that place. Whether a device is healthy is planning/health.py's, what can be booked of it planning/atoms.py's.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -17,6 +18,8 @@ from receiver.values import Payload
 
 OUT = frozenset(("retired", "deleted"))  # statuses in which a node has no devices
 DUPLICATE, OWNED = "DuplicateIdentity", "DeviceOwned"
+# As NVML names GPUs and MIG instances (older drivers: MIG-GPU-.../0/1). Other names could be those of other atoms.
+_DEVICE, _INSTANCE = re.compile(r"GPU-[^:\s]{1,128}"), re.compile(r"MIG-[^:\s]{1,128}")
 _DRIVEN = ("", "nvidia")  # drivers of a function (none: it did not come) that NVML should list; others hold it for a VM
 
 
@@ -38,13 +41,28 @@ def plan(facts: Facts, draft: Draft) -> None:
             _keep(draft, before)
         else:
             release(draft, device_id, "neither NVML nor PCI shows it")
-    _disputes(draft, {gpu.uuid: facts.owners[gpu.uuid] for gpu in section.gpus if gpu.uuid in facts.owners})
+    _disputes(draft, {name: facts.owners[name] for name in reported(section) & facts.owners.keys()})
 
 
 def gpus_section(facts: Facts) -> pb.GpusSection | None:
     """The last good `gpus` section that was applied, or None before the first."""
     section = (facts.sections or {}).get("gpus")
     return section if isinstance(section, pb.GpusSection) else None
+
+
+def reported(section: pb.GpusSection | None) -> set[str]:
+    """The devices that a section lists."""
+    return set() if section is None else {gpu.uuid for gpu in section.gpus if _DEVICE.fullmatch(gpu.uuid)}
+
+
+def mig_instances(section: pb.GpusSection | None) -> set[str]:
+    """The MIG instances that a section lists."""
+    return set() if section is None else {one.uuid for gpu in section.gpus for one in gpu.mig.instances if is_instance(one)}
+
+
+def is_instance(one: pb.MigInstance) -> bool:
+    """Whether an instance has a name that is one."""
+    return _INSTANCE.fullmatch(one.uuid) is not None
 
 
 def release(draft: Draft, device_id: str, reason: str) -> None:
@@ -65,7 +83,8 @@ def release_all(draft: Draft, reason: str) -> None:
 
 def _seen(facts: Facts, section: pb.GpusSection, known: Mapping[str, Device]) -> dict[str, Device]:
     memory = (facts.sections or {}).get("memory")
-    listed = {gpu.uuid: gpu for gpu in section.gpus if gpu.uuid and gpu.uuid not in facts.owners}
+    names = reported(section) - facts.owners.keys()
+    listed = {gpu.uuid: gpu for gpu in section.gpus if gpu.uuid in names}
     seen = {
         uuid: _device(known.get(uuid), gpu, attributes(gpu, section, memory if isinstance(memory, pb.MemorySection) else None))
         for uuid, gpu in listed.items()

@@ -170,7 +170,9 @@ _LOAD = f"SELECT {COLUMN} FROM nodes n WHERE n.id = %s"
 # What other nodes have of what this one reports: owners, faults and MIG generations of these devices, holders of this key.
 _FOLLOWING = tuple(one for one in TABLES if one.follows)
 _OTHERS = f"""
-SELECT (SELECT jsonb_object_agg(d.id, d.node_id) FROM devices d WHERE d.id = ANY(%(devices)s) AND d.node_id <> n.id),
+SELECT (SELECT jsonb_object_agg(o.id, o.node_id) FROM (
+    SELECT d.id, d.node_id FROM devices d WHERE d.id = ANY(%(devices)s)
+    UNION SELECT a.id, a.node_id FROM atoms a WHERE a.id = ANY(%(atoms)s)) AS o WHERE o.node_id <> n.id),
   (SELECT jsonb_agg(h.node_id ORDER BY h.node_id) FROM hardware_keys h
    WHERE h.key = %(key)s AND h.trusted AND h.replaced_at IS NULL AND h.node_id <> n.id),
   {", ".join(one.select_where("t.device_id = ANY(%(devices)s) AND t.node_id <> n.id") for one in _FOLLOWING)}
@@ -231,12 +233,14 @@ def as_pool(column: Sequence[Any] | None) -> Pool | None:
     return Pool(key, name, kind, model, sharing, mode, parse(policy), revision)
 
 
-def with_others(tx: Connection, facts: Facts, draft: Draft, devices: Iterable[str], key: str | None) -> Facts:
-    """What other nodes have of these devices and of this hardware key.
+def with_others(
+    tx: Connection, facts: Facts, draft: Draft, devices: Iterable[str], key: str | None, atoms: Iterable[str] = ()
+) -> Facts:
+    """What other nodes have of these devices, of atoms by these ids, and of this hardware key.
 
     Faults and MIG generations of devices that no other node owns any more come into the draft.
     """
-    arguments = {"node": facts.node_id, "devices": sorted(set(devices)), "key": key}
+    arguments = {"node": facts.node_id, "devices": sorted(set(devices)), "key": key, "atoms": sorted(set(atoms))}
     row = tx.execute(_OTHERS, arguments, prepare=True).fetchone()
     assert row is not None
     owners, holders, *rows = row

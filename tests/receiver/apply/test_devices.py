@@ -15,6 +15,7 @@ from receiver.planning.view import Health
 from receiver.store.database import Connection
 from receiver.values import Fault
 from tests.receiver.builders import FACTS, NODE, OTHER, apply, gpu, gpus, host, join, offer
+from tests.receiver.planning.scenes import instance, mig_gpu
 
 GPU = "GPU-00000000"
 
@@ -156,3 +157,13 @@ def test_a_gpu_that_comes_back_brings_its_faults_to_where_it_is(tx: Connection) 
     apply(tx, host(gpus=gpus(gpu(0))), OTHER)
     assert raised(tx) == [(OTHER, "Xid79")]
     assert tx.execute("SELECT node_id, healthy FROM devices WHERE id = %s", [GPU]).fetchall() == [(OTHER, False)]
+
+
+def test_a_node_that_names_an_instance_of_another_node_takes_nothing_and_is_applied(tx: Connection) -> None:
+    for node in (NODE, OTHER):
+        join(tx, node)
+    apply(tx, host(gpus=gpus(mig_gpu(0, instance("a")))))
+    apply(tx, host(gpus=gpus(mig_gpu(1, instance("a"), instance("b")))), OTHER)
+    assert tx.execute("SELECT id, node_id FROM atoms ORDER BY id").fetchall() == [("MIG-a", NODE), ("MIG-b", OTHER)]
+    apply(tx, host(gpus=gpus(mig_gpu(0, instance("a")), driver="570.1")))
+    assert tx.execute("SELECT generation FROM atoms WHERE id = 'MIG-a'").fetchall() == [(1,)]

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from bettercompute.agent.v1 import inventory_pb2 as pb
 
 from receiver.planning import atoms
 from receiver.planning.atoms import GONE, MISMATCH, hindrance
@@ -220,6 +221,19 @@ def test_an_instance_that_two_gpus_name_is_one_atom() -> None:
     draft = planned(reports(section))
     assert [(atom.id, atom.device_id) for atom in draft.atoms.values()] == [("MIG-a", G0)]
     assert planned(reports(section), draft).atoms == draft.atoms
+
+
+def test_an_instance_that_another_node_has_is_no_atom_here() -> None:
+    draft = planned(reports(TWO, owners={"MIG-a": "node_2"}))
+    assert ids(draft.atoms.values()) == ["MIG-b"]
+    assert raised(draft, "DuplicateIdentity") == {}
+
+
+@pytest.mark.parametrize("name", ["", "GPU-00000001", "GPU-00000001::0", "MIG-", "MIG-a::0", "MIG-" + "x" * 129])
+def test_what_is_not_named_as_an_instance_is_no_atom(name: str) -> None:
+    draft = planned(reports(gpus(mig_gpu(0, pb.MigInstance(uuid=name)), gpu(1))))
+    assert ids(draft.atoms.values()) == [G1]
+    assert draft.atoms[G1, 1].device_id == G1
 
 
 # ---------------------------------------------------------------- what is not planned any more

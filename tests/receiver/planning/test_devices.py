@@ -48,8 +48,11 @@ def test_a_device_has_the_attributes_of_its_gpu() -> None:
     assert device.attributes["pciBusId"] == gpu(0).bus_id
 
 
-def test_a_gpu_without_a_uuid_is_no_device() -> None:
-    assert planned(reports(gpus(gpu(0, uuid=None)))).devices == {}
+@pytest.mark.parametrize("name", [None, "GPU-", "GPU-1::0", "MIG-1", "GPU-" + "x" * 129])
+def test_a_gpu_without_a_uuid_is_no_device(name: str | None) -> None:
+    draft = planned(reports(gpus(gpu(0, uuid=name)), owners={name: OTHER} if name else {}))
+    assert draft.devices == {}
+    assert raised(draft, "DuplicateIdentity") == {}
 
 
 def test_no_gpus_section_yet_plans_nothing() -> None:
