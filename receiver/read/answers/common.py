@@ -42,6 +42,11 @@ def required(request: Message, name: str) -> str:
     return value
 
 
+def small(count: int) -> int:
+    """A count that a node tells, as 32 bits hold it: JSON has those as numbers, and no honest one is as large."""
+    return min(count, (1 << 32) - 1)
+
+
 def selector(text: str) -> Selector:
     """A selector of nodes by their labels. Raises Invalid that names the position."""
     try:

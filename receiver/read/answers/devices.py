@@ -10,7 +10,7 @@ from sqlalchemy.engine import Connection
 
 from receiver.errors import Invalid
 from receiver.read import queries, queries_devices
-from receiver.read.answers.common import PAGE, optional, required, stamp, struct, xid_detail
+from receiver.read.answers.common import PAGE, optional, required, small, stamp, struct, xid_detail
 from receiver.read.tokens import ALL, Scope
 from receiver.store.schema import atoms
 
@@ -71,7 +71,7 @@ def _fault(scope: Scope, row: Row[Any]) -> devices_pb2.DeviceFault:
         code=row.code,
         source=row.source,
         since=stamp(row.since),
-        count=row._mapping["count"],  # (row.count is the method of tuples)
+        count=small(row._mapping["count"]),  # (row.count is the method of tuples)
         boot_id=row.boot_id or None,
         detail=struct(xid_detail(scope, row.detail) if row.source == "xid" else row.detail),
     )

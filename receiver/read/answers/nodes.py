@@ -15,7 +15,7 @@ from receiver.planning.policy import Policy, parse
 from receiver.planning.verdicts import verdict
 from receiver.read import queries, queries_devices
 from receiver.read.answers import devices
-from receiver.read.answers.common import PAGE, optional, required, selector, stamp, struct, xid_message
+from receiver.read.answers.common import PAGE, optional, required, selector, small, stamp, struct, xid_message
 from receiver.read.answers.inventory import missing_sections
 from receiver.read.tokens import Scope
 from receiver.store.schema import atoms
@@ -152,7 +152,7 @@ def _verdicts(rows: Iterable[Row[Any]], policy: Policy) -> Iterable[nodes_pb2.Xi
         yield nodes_pb2.XidVerdict(
             code=row.code,
             device_id=row.device_id,
-            count=row._mapping["count"],  # (row.count is the method of tuples)
+            count=small(row._mapping["count"]),  # (row.count is the method of tuples)
             policy=says.policy,
             source=says.source,
             action=says.action,

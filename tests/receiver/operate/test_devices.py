@@ -53,6 +53,15 @@ async def test_what_the_inventory_shows_is_not_cleared_without_force(served: Liv
 
 
 @live
+async def test_a_count_that_no_driver_reaches_is_read_all_the_same(served: Live) -> None:
+    node = (await faulty(served)).node_id
+    for table in ("node_faults", "device_health"):
+        served.rows(f"UPDATE {table} SET count = 9223372036854775807 RETURNING 1")
+    assert (await served.api("nodes.get", nodeId=node))["verdicts"][0]["count"] == 4294967295
+    assert (await served.api("devices.get", deviceId=gpu(0).uuid))["faults"][0]["count"] == 4294967295
+
+
+@live
 async def test_history_tells_a_gpus_life_by_uuid_and_serial_newest_first(served: Live) -> None:
     node = (await faulty(served)).node_id
     await served.api("devices.clear", deviceId=gpu(0).uuid, reason="reseated")
@@ -91,7 +100,7 @@ async def test_nodes_get_shows_where_a_verdict_comes_from(served: Live) -> None:
 
     async def verdict() -> tuple[str | None, str]:
         (one,) = (await served.api("nodes.get", nodeId=node))["verdicts"]
-        assert (one["code"], one["deviceId"], one["count"]) == ("Xid109", gpu(0).uuid, "1")
+        assert (one["code"], one["deviceId"], one["count"]) == ("Xid109", gpu(0).uuid, 1)
         return one["policy"], one["source"]
 
     assert (await verdict())[1] == "table"

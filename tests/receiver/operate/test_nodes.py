@@ -125,7 +125,7 @@ async def test_who_may_not_see_the_other_node_does_not_retire_it(served: Live) -
 async def test_atoms_and_images_are_answered_for_placement(served: Live) -> None:
     node = (await served.in_service(host(2))).node_id
     (first, second) = (await served.api("atoms.list"))["atoms"]
-    assert (first["id"], first["nodeId"], first["generation"]) == (gpu(0).uuid, node, "1")
+    assert (first["id"], first["nodeId"], first["generation"]) == (gpu(0).uuid, node, 1)
     assert (first["attributes"]["gpuModel"], first["attributes"]["index"]) == ("H100", 0)
     page = await served.api("atoms.list", limit=1, selector="gpu.model=H100")
     assert page["atoms"] == [first]

@@ -26,7 +26,7 @@ async def test_a_pool_has_what_it_was_created_with_and_defaults_for_the_rest(ser
         "sharing": "exclusive",
         "mode": "enforce",
         "policy": POLICY,
-        "nodes": "0",
+        "nodes": 0,
         "tenantId": "default",
     }
     assert await served.api("pools.get", poolId=pool["id"]) == pool
@@ -42,11 +42,11 @@ async def test_set_changes_what_is_named_and_has_the_nodes_planned_again(served:
     served.rows("DELETE FROM replan RETURNING 1")
     changed = await served.api("pools.set", poolId=pool, sharing="timeslice", policy='{"sharing": {"replicas": 8}, "xid": null}')
     assert changed["policy"] == {"acceptance": POLICY["acceptance"], "expect": {"gpuCount": 8}, "sharing": {"replicas": 8}}
-    assert (changed["sharing"], changed["gpuModel"], changed["nodes"], changed["revision"]) == ("timeslice", "H100", "1", "2")
+    assert (changed["sharing"], changed["gpuModel"], changed["nodes"], changed["revision"]) == ("timeslice", "H100", 1, 2)
     queued = served.rows("SELECT count(*) FROM replan")[0][0] or served.rows("SELECT plan_rev FROM nodes")[0][0] > 1
     assert queued, "it is queued, or was planned meanwhile"
     again = await served.api("pools.set", poolId=pool, sharing="timeslice")
-    assert again["revision"] == "2", "what changes nothing is no change"
+    assert again["revision"] == 2, "what changes nothing is no change"
     assert (await served.api("pools.set", poolId=pool, gpuModel="", mode="observe"))["gpuModel"] is None
 
 
