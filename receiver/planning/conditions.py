@@ -49,13 +49,14 @@ def sort_out(reported: Iterable[Condition]) -> Sorted:
 
 
 def report(facts: Facts, draft: Draft, reported: Iterable[Condition]) -> None:
-    """The rows of DAEMON_NODE_CONDITIONS as a report has them; which are reasons, and what is told: reasons.py.
+    """The rows of DAEMON_NODE_CONDITIONS as a report has them, whatever else it says; what follows from them: reasons.py.
 
     True while reported true, unknown while reported so, false once it is not reported. What was never true or unknown has no
     row; nor has what is new of a device when there are MOST rows. Of a tenant's machine they are its word (SPEC B2, Trust).
     """
     stored = {key: row for key, row in draft.conditions.items() if key[0] in DAEMON_NODE_CONDITIONS}
-    said = {row.key: row for row in (_row(one, facts.advisory) for one in reported)}
+    mine = [one for one in reported if one.type in DAEMON_NODE_CONDITIONS]
+    said = {row.key: row for row in (_row(one, facts.advisory) for one in mine)}
     room = MOST - len(stored)
     new = [row for key, row in said.items() if key not in stored and row.status != "false"]
     known = [said.get(key) or _cleared(row, facts.advisory) for key, row in stored.items()]
@@ -65,8 +66,8 @@ def report(facts: Facts, draft: Draft, reported: Iterable[Condition]) -> None:
 
 
 def _row(one: Condition, advisory: bool) -> ConditionRow:
-    assert one.status is not None  # sort_out() drops it
-    return ConditionRow(one.type, one.device, one.bus_id, one.status, one.reason, one.message, advisory=advisory)
+    status = one.status or "unknown"  # sort_out() drops one without
+    return ConditionRow(one.type, one.device, one.bus_id, status, one.reason, one.message, advisory=advisory)
 
 
 def _cleared(row: ConditionRow, advisory: bool) -> ConditionRow:

@@ -97,6 +97,14 @@ def test_what_others_write_is_not_the_reports() -> None:
     assert planned(rows, []) == ([], [])
 
 
+@pytest.mark.parametrize("kind", ["AcceptanceFailed", "GpuLost", "NotReporting", "DuplicateIdentity", "Xid79", "Made"])
+@pytest.mark.parametrize("status", ["true", "false", "unknown"])
+def test_a_report_neither_raises_nor_ends_what_it_may_not_set(kind: str, status: Any) -> None:
+    stored = ConditionRow(kind, no_schedule=True)
+    assert planned([], [Condition(kind, status)]) == ([], [])
+    assert planned([stored], [Condition(kind, status, "Passed")]) == ([], [])
+
+
 def test_a_tenants_word_is_recorded_as_advisory_and_is_no_reason() -> None:
     row = replace(ROW, advisory=True, no_schedule=False)
     assert planned([], [DOWN], advisory=True) == ([row], [{**told("true", "Hang", advisory=True), "noSchedule": False}])
