@@ -123,6 +123,11 @@ def test_what_a_lost_gpu_has_is_as_it_was_known() -> None:
     assert {why(facts, after, *key) for key in after.atoms} == {"Lost"}
 
 
+def test_of_a_gpu_that_nobody_can_ask_no_layout_is_missed() -> None:
+    draft = planned(reports(gpus(gpu(0, state="lost"), gpu(1, assigned=True)), pool=pool("mig")))
+    assert raised(draft, MISMATCH) == {}
+
+
 def test_what_an_assigned_gpu_has_is_as_it_was_known_and_unbookable() -> None:
     first = planned(reports(TWO))
     facts = reports(gpus(gpu(0, assigned=True)))
@@ -291,6 +296,7 @@ def test_a_layout_that_a_reboot_lost_is_a_fault_of_the_booked_instance() -> None
     assert why(facts, after, "MIG-a") == GONE
     back = planned(reports(TWO, pool=mig, bookings=facts.bookings), after, "boot-2")
     assert why(facts, back, "MIG-a", 1) == GONE  # what its booking was of has not come back
+    assert not back.atoms["MIG-a", 1].retiring
     assert why(facts, back, "MIG-a", 2) is None
     assert ("MIG-a", 1) not in planned(reports(TWO, pool=mig), back, "boot-2").atoms
 
