@@ -10,10 +10,11 @@ from receiver.apply.devices import transfer_device
 from receiver.apply.health import record_xid
 from receiver.apply.inventory import apply_inventory
 from receiver.apply.session import hello
+from receiver.apply.status import record_status
 from receiver.errors import Invalid, NotFound, Refused
 from receiver.planning.view import Health
 from receiver.store.database import Connection
-from receiver.values import Fault
+from receiver.values import Fault, Status
 from tests.receiver.builders import FACTS, NODE, OTHER, apply, gpu, gpus, host, join, offer
 from tests.receiver.planning.scenes import instance, mig_gpu
 
@@ -167,3 +168,17 @@ def test_a_node_that_names_an_instance_of_another_node_takes_nothing_and_is_appl
     assert tx.execute("SELECT id, node_id FROM atoms ORDER BY id").fetchall() == [("MIG-a", NODE), ("MIG-b", OTHER)]
     apply(tx, host(gpus=gpus(mig_gpu(0, instance("a")), driver="570.1")))
     assert tx.execute("SELECT generation FROM atoms WHERE id = 'MIG-a'").fetchall() == [(1,)]
+
+
+def test_a_report_of_another_boot_with_the_same_inventory_bears_mig_atoms_anew(tx: Connection) -> None:
+    join(tx)
+    bodies = host(gpus=gpus(mig_gpu(0, instance("a")), gpu(1)))
+    apply(tx, bodies)
+    epoch = hello(tx, NODE, replace(FACTS, boot_id="boot-2")).epoch
+    digest = offer(bodies).digest
+    for _ in range(2):
+        record_status(tx, NODE, epoch, Status(digest))
+        assert tx.execute("SELECT id, generation FROM atoms ORDER BY id").fetchall() == [("GPU-00000001", 1), ("MIG-a", 2)]
+    assert tx.execute("SELECT id FROM bookable_atoms ORDER BY id").fetchall() == [("GPU-00000001",), ("MIG-a",)]
+    record_status(tx, NODE, epoch, Status("another"))
+    assert tx.execute("SELECT generation FROM atoms WHERE id = 'MIG-a'").fetchall() == [(2,)]
