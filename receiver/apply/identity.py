@@ -65,7 +65,7 @@ def _keep(tx: Connection, node_id: str, rows: Rows, by: str, reason: str, mint: 
 def _reject(tx: Connection, node_id: str, rows: Rows, by: str, reason: str, mint: ids.Mint) -> Draft:
     """This one is retired, and disputes nothing any more."""
     nodes.retire(tx, node_id, by=by, reason=reason, mint=mint)
-    return act(tx, node_id, _end(*(row.reason for row in rows)), mint=mint)
+    return act(tx, node_id, _end(SESSION), mint=mint)
 
 
 def _distinct(tx: Connection, node_id: str, rows: Rows, by: str, reason: str, mint: ids.Mint) -> Draft:

@@ -193,6 +193,12 @@ def test_a_duplicate_session_ends_by_keep_and_by_nothing_that_is_planned(tx: Con
     assert (duplicates(tx, NODE), status(tx, NODE)) == ([], ("adopted", []))
 
 
+def test_a_duplicate_session_ends_by_reject_and_the_node_is_retired(tx: Connection) -> None:
+    duplicate_session(tx)
+    resolve_identity(tx, NODE, "reject")
+    assert (duplicates(tx, NODE), status(tx, NODE)[0]) == ([], "retired")
+
+
 def test_what_is_no_duplicate_has_nothing_to_resolve(tx: Connection) -> None:
     two(tx, BARE)
     for action in ("keep", "reject", "distinct"):

@@ -80,6 +80,15 @@ def test_an_inventory_without_its_gpus_puts_no_node_in_service(tx: Connection) -
     assert column(tx, "status") == "adopted"
 
 
+def test_an_inventory_that_has_lost_its_gpus_meanwhile_puts_no_node_in_service(tx: Connection) -> None:
+    in_service(tx)
+    assert apply(tx, host(gpus=None), gpus="NVML hangs").status == "unchanged"
+    nodes.adopt(tx, NODE, reason="again")
+    assert column(tx, "status") == "adopting"
+    apply(tx, host())
+    assert column(tx, "status") == "adopted"
+
+
 def test_after_a_reboot_a_node_is_in_service_once_a_report_confirms_the_inventory(tx: Connection) -> None:
     in_service(tx)
     nodes.maintenance(tx, NODE, reason="kernel")
@@ -141,6 +150,7 @@ def test_a_retired_node_has_no_devices_and_its_history_is_kept(tx: Connection) -
     rows = tx.execute("SELECT device_id, event FROM device_history WHERE event = 'released' ORDER BY device_id").fetchall()
     assert rows == [(GPU, "released"), ("GPU-00000001", "released")]
     assert count(tx, "inventory_snapshots") == 1
+    assert column(tx, "applied_digest") is None, "what it reports when it joins again is applied, whatever it is"
 
 
 def test_what_a_retired_node_reports_brings_no_device_back(tx: Connection) -> None:

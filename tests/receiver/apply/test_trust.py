@@ -13,6 +13,7 @@ from receiver.apply.status import record_status
 from receiver.apply.telemetry import record_host_pressure
 from receiver.errors import Invalid, Refused
 from receiver.planning.telemetry import Conclusion
+from receiver.store import view
 from receiver.store.database import Connection
 from receiver.values import Condition, Driver, Fault, Status
 from tests.receiver.builders import FACTS, NODE, apply, count, gpu, gpus, host, join, offer, told
@@ -200,9 +201,9 @@ def test_the_session_that_the_tenant_had_ends_and_the_one_after_it_does_not(data
         trust.set_trust(tx, NODE, "platform")
         tx.commit()
         assert [one.payload for one in listener.notifies(timeout=5, stop_after=1)] == [f"{NODE} {epoch}"]
-    assert disbelieved(tx, [NODE]) == [(NODE, epoch)]
+    assert (disbelieved(tx, [NODE]), view.load(tx, NODE)[0].online) == ([(NODE, epoch)], False)
     join(tx)
-    assert disbelieved(tx, [NODE]) == []
+    assert (disbelieved(tx, [NODE]), view.load(tx, NODE)[0].online) == ([], True)
 
 
 def test_a_lease_s_begin_ends_no_session(tx: Connection) -> None:
