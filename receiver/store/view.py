@@ -6,6 +6,7 @@ TABLES has a row a table of the draft: how its rows are loaded, keyed and writte
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any
 
 from receiver.ids import Mint
@@ -41,7 +42,7 @@ class Table:
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns, as the row's fields are called."""
-        return tuple(one.name for one in fields(self.row))
+        return _names(self.row)
 
     def select(self) -> str:
         """An expression that gives all rows of node `n`, as arrays of their fields."""
@@ -69,10 +70,12 @@ class Table:
         new = [after[key] for key in after.keys() - before.keys()]
         other = [after[key] for key in after.keys() & before.keys() if self._differ(after[key], before[key])]
         gone = [before[key] for key in before.keys() - after.keys()]
-        for arm, rows, sql in (("new", new, self._insert()), ("other", other, self._update()), ("gone", gone, self._delete())):
+        for arm, rows, sql in (("new", new, self._insert), ("other", other, self._update), ("gone", gone, self._delete)):
             if rows:
                 name = f"{self.name}_{arm}"
-                statement.add(name, sql.format(source=self._source(name)), [self._json(row) for row in sorted(rows, key=_by_key)])
+                statement.add(
+                    name, sql().format(source=self._source(name)), [self._json(row) for row in sorted(rows, key=_by_key)]
+                )
 
     def _differ(self, one: Any, other: Any) -> bool:
         """Compared as stored: a tuple in JSON is a list when it comes back."""
@@ -110,6 +113,11 @@ class Table:
     def _same(self) -> str:
         mine = () if self.follows else ("t.node_id = %(node)s",)
         return " AND ".join((*(f"t.{name} = r.{name}" for name in self.keys), *mine))
+
+
+@cache
+def _names(row: type) -> tuple[str, ...]:
+    return tuple(one.name for one in fields(row))
 
 
 TABLES = (
@@ -303,6 +311,7 @@ _INSERT_REPLAN = """INSERT INTO replan (node_id, reason, queued_at)
   ORDER BY o.node_id
   ON CONFLICT (node_id) DO UPDATE SET reason = excluded.reason, queued_at = excluded.queued_at"""
 _INSERT_AGAIN = """INSERT INTO replan (node_id, reason, queued_at) VALUES (%(node)s, 'its baseline', clock_timestamp())
+  ORDER BY c.node_id
   ON CONFLICT (node_id) DO UPDATE SET reason = excluded.reason, queued_at = excluded.queued_at"""
 _FORGET_FAULTS = """DELETE FROM node_faults f USING nodes n
   WHERE n.id = %(node)s AND f.node_id = n.id AND f.boot_id <> n.boot_id"""
