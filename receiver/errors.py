@@ -35,7 +35,11 @@ class Invalid(Refusal):
 
 
 class OverLimit(Invalid):
-    """More than a limit allows."""
+    """More than a limit allows. `limit`: its name, one of those that are counted (receiver/gateway/limits.py)."""
+
+    def __init__(self, limit: str, says: str) -> None:
+        super().__init__(says)
+        self.limit = limit
 
 
 class Refused(Refusal):

@@ -22,7 +22,6 @@ from receiver.apply.session import CHANNEL as SESSION_CHANNEL
 from receiver.apply.session import DISBELIEVED
 from receiver.config import Config, check_listeners
 from receiver.errors import DatabaseError, ReceiverError
-from receiver.gateway import limits
 from receiver.gateway.heartbeat import beat, beat_forever
 from receiver.gateway.jobs import Jobs
 from receiver.gateway.listener import Listener
@@ -133,7 +132,7 @@ class Receiver:
         self.jobs = Jobs(self.pool, self.threads, self.registry, config.tenant, name, config.status_handlers, levels)
         self.woken = asyncio.Condition()
         writes = runners(self.pool, config.tenant)
-        self.api = Api(self.engine, self.reading, self.woken, lambda: self.registry.met.update([limits.PAGE.name]), writes)
+        self.api = Api(self.engine, self.reading, self.woken, lambda limit: self.registry.met.update([limit]), writes)
         self.url = url
         self.servers: list[Server] = []
         self.tasks: set[asyncio.Task[None]] = set()

@@ -30,6 +30,9 @@ STATUS_HANDLERS = ("conditions", "xid", "pressure")  # what becomes of status re
 SECTION_BYTES = 8 << 20
 SECTIONS_PER_OFFER = 16
 PAGE_ROWS = 1_000  # of an answer of the API
+REASON_BYTES = 2 << 10  # of what an operator gives as the reason of an order
+LABEL_CHARACTERS = 63  # of a label's value
+LABELS = 256  # that operators give a node
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal
 
-from receiver.values import PAGE_ROWS
+from receiver import values
 
 Code = Literal["INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"]
 
@@ -50,7 +50,10 @@ WORD = Limit("bytes a name, version or id", 256, "INVALID_ARGUMENT")
 STREAMS = Limit("streams a node", 2, "RESOURCE_EXHAUSTED")  # one, and one that is being replaced
 HANDSHAKES = Limit("handshakes in progress", 256, "RESOURCE_EXHAUSTED")
 SESSIONS = Limit("sessions started a second", 200, "RESOURCE_EXHAUSTED", 1.0, 200)
-PAGE = Limit("rows an API page", PAGE_ROWS, "INVALID_ARGUMENT")
+PAGE = Limit("rows an API page", values.PAGE_ROWS, "INVALID_ARGUMENT")
+REASON = Limit("bytes a reason", values.REASON_BYTES, "INVALID_ARGUMENT")
+LABEL_VALUE = Limit("characters a label's value", values.LABEL_CHARACTERS, "INVALID_ARGUMENT")
+LABELS = Limit("operator's labels a node", values.LABELS, "INVALID_ARGUMENT")
 
 LIMITS = (
     MESSAGE_BYTES,
@@ -72,6 +75,9 @@ LIMITS = (
     HANDSHAKES,
     SESSIONS,
     PAGE,
+    REASON,
+    LABEL_VALUE,
+    LABELS,
 )
 
 

@@ -8,14 +8,12 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from receiver import ids
-from receiver.errors import Invalid, NotFound
+from receiver.errors import Invalid, NotFound, OverLimit
 from receiver.events import event
 from receiver.read.tokens import ALL, Scope
 from receiver.store.database import Connection
 from receiver.store.words import jsonb
-from receiver.values import Json, Payload
-
-REASON = 2048  # bytes of a reason, as of every text (SPEC B11)
+from receiver.values import REASON_BYTES, Json, Payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +84,8 @@ def check_reason(reason: str, needed: bool) -> None:
     """Raises Invalid for a reason that is missing though needed, or too long."""
     if needed and not reason.strip():
         raise Invalid("reason is needed: it is kept for whoever asks later")
-    if len(reason.encode()) > REASON:
-        raise Invalid(f"reason has {len(reason.encode()):,} bytes; it may have {REASON:,}")
+    if len(reason.encode()) > REASON_BYTES:
+        raise OverLimit("bytes a reason", f"reason has {len(reason.encode()):,} bytes; it may have {REASON_BYTES:,}")
 
 
 def audit(call: Call, subject: Subject) -> None:

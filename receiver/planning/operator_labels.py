@@ -5,10 +5,9 @@ from collections.abc import Callable, Collection, Mapping
 
 from receiver.errors import Invalid, OverLimit, Refused
 from receiver.planning.view import Draft, Facts, Label
+from receiver.values import LABEL_CHARACTERS, LABELS
 
 RESERVED = "bc.dev/"
-VALUE_CHARACTERS = 63  # SPEC B11
-MOST = 256  # labels that operators give a node
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 _KEY = re.compile(rf"(?:[a-z0-9](?:[a-z0-9.-]{{0,251}}[a-z0-9])?/)?{_NAME}")
 _VALUE = re.compile(rf"(?:{_NAME})?")
@@ -35,8 +34,8 @@ def write(labels: Mapping[str, str], remove: Collection[str], reserved: Collecti
         for key, value in labels.items():
             draft.put("labels", Label(key, value, "operator"))
         mine = sum(one.source == "operator" for one in draft.labels.values())
-        if labels and mine > MOST:
-            raise OverLimit(f"operator's labels of a node: {mine}, at most {MOST}")
+        if labels and mine > LABELS:
+            raise OverLimit("operator's labels a node", f"operator's labels of a node: {mine}, at most {LABELS}")
 
     return rule
 
@@ -44,8 +43,9 @@ def write(labels: Mapping[str, str], remove: Collection[str], reserved: Collecti
 def _check(key: str, value: str) -> None:
     if not _KEY.fullmatch(key):
         raise Invalid(f"{key!r} is no label's key: NAME or DNS.PREFIX/NAME, the name up to 63 letters, digits, '.', '_', '-'")
-    if len(value) > VALUE_CHARACTERS:
-        raise OverLimit(f"label {key}: a value of {len(value)} characters, at most {VALUE_CHARACTERS}")
+    if len(value) > LABEL_CHARACTERS:
+        says = f"label {key}: a value of {len(value)} characters, at most {LABEL_CHARACTERS}"
+        raise OverLimit("characters a label's value", says)
     if not _VALUE.fullmatch(value):
         raise Invalid(
             f"label {key}: {value!r} has to be letters, digits, '.', '_', '-', a letter or digit at both ends, or nothing"

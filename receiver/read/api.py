@@ -89,9 +89,9 @@ POLL = 1.0  # seconds: NOTIFY wakes a watcher, and this is how late it may be wi
 
 
 class Api:
-    """The services of bettercompute.control.v1. `woken` is notified when events were committed; `over_page` counts.
+    """The services of bettercompute.control.v1. `woken` is notified when events were committed.
 
-    `writes`: the methods that change something, by name.
+    `over_limit` counts a request that is over a limit, by its name. `writes`: the methods that change something, by name.
     """
 
     def __init__(
@@ -99,13 +99,13 @@ class Api:
         engine: Engine,
         threads: Executor,
         woken: asyncio.Condition,
-        over_page: Callable[[], None],
+        over_limit: Callable[[str], None],
         writes: Mapping[str, Run] = MappingProxyType({}),
     ) -> None:
         self.engine = engine
         self.threads = threads
         self.woken = woken
-        self.over_page = over_page
+        self.over_limit = over_limit
         self.methods = {**{name: _reading(name, row) for name, row in READS.items()}, **writes}
         self.stopping = False
         self.calls = 0  # under way
@@ -147,7 +147,7 @@ class Api:
             return await asyncio.get_running_loop().run_in_executor(self.threads, work)
         except tuple(kind for kind, _, _ in REFUSALS) as error:
             if isinstance(error, OverLimit):
-                self.over_page()
+                self.over_limit(error.limit)
             code, says = next((code, says) for kind, code, says in REFUSALS if isinstance(error, kind))
             await context.abort(code, says or " ".join(str(error)[:REFUSAL].split("\n")[0].split()))
 

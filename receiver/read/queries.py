@@ -85,7 +85,7 @@ def visible(query: Select[Any], table: Table, scope: Scope) -> Select[Any]:
 def page_size(limit: int, default: int) -> int:
     """Rows a page. Raises OverLimit, naming the limit."""
     if limit > PAGE_ROWS:
-        raise OverLimit(f"limit is {limit}; a page has at most {PAGE_ROWS:,}")
+        raise OverLimit("rows an API page", f"limit is {limit}; a page has at most {PAGE_ROWS:,}")
     return limit or default
 
 

@@ -10,6 +10,7 @@ from psycopg.errors import SerializationFailure
 
 from receiver.apply import nodes
 from receiver.client_methods import find, methods
+from receiver.gateway import limits
 from receiver.ids import mint
 from receiver.operate.methods import WRITES
 from receiver.read.api import READS
@@ -145,6 +146,21 @@ async def test_an_order_that_loses_a_race_is_given_again(served: Live) -> None:
         code, text = await refused(served.api("nodes.maintenance", nodeId=node, reason="a fan"))
     assert (code, "try again" in text) == (grpc.StatusCode.ABORTED, True)
     assert served.rows("SELECT count(*) FROM events WHERE payload ->> 'method' = 'nodes.maintenance'") == [(1,)]
+
+
+@live
+async def test_what_is_over_a_limit_is_counted_under_its_name(served: Live) -> None:
+    node, _ = await fleet(served)
+    many = ",".join(f"k{number}=v" for number in range(257))
+    for name, keys in (
+        ("nodes.list", {"limit": "1001"}),
+        ("nodes.retire", {"nodeId": node, "reason": "x" * 2049}),
+        ("nodes.label", {"nodeId": node, "labels": f"rack={'x' * 64}", "reason": "racked"}),
+        ("nodes.label", {"nodeId": node, "labels": many, "reason": "racked"}),
+    ):
+        assert (await refused(served.api(name, **keys)))[0] == grpc.StatusCode.INVALID_ARGUMENT
+    met = served.receiver.registry.met
+    assert met == dict.fromkeys((one.name for one in (limits.PAGE, limits.REASON, limits.LABEL_VALUE, limits.LABELS)), 1)
 
 
 def test_new_pools_are_of_the_receivers_tenant_where_the_caller_has_all(database: str) -> None:

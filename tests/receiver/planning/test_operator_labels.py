@@ -3,8 +3,9 @@
 import pytest
 
 from receiver.errors import Invalid, OverLimit, Refusal, Refused
-from receiver.planning.operator_labels import MOST, write
+from receiver.planning.operator_labels import write
 from receiver.planning.view import Draft, Facts, Label, LabelSource
+from receiver.values import LABELS
 from tests.receiver.builders import NODE
 
 
@@ -68,7 +69,7 @@ def test_what_is_no_label_is_refused_by_name(labels: dict[str, str], remove: lis
 
 
 def test_the_longest_value_and_as_many_labels_as_are_allowed_are_taken() -> None:
-    draft = labelled(*((f"k{number}", "1", "operator") for number in range(MOST - 1)))
+    draft = labelled(*((f"k{number}", "1", "operator") for number in range(LABELS - 1)))
     write({"rack": "r" * 63}, [])(Facts(NODE), draft)
-    with pytest.raises(OverLimit, match=str(MOST)):
+    with pytest.raises(OverLimit, match=str(LABELS)):
         write({"another": "1"}, [])(Facts(NODE), draft)
