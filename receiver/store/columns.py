@@ -1,6 +1,6 @@
 """The kinds of columns that the tables in schema.py are made of, and how their constraints are named."""
 
-from sqlalchemy import BigInteger, Boolean, CheckConstraint, Column, DateTime, ForeignKey, MetaData, Text
+from sqlalchemy import BigInteger, Boolean, CheckConstraint, Column, Connection, DateTime, ForeignKey, MetaData, Text, event
 from sqlalchemy import text as sql_text
 from sqlalchemy.dialects.postgresql import JSONB
 
@@ -15,6 +15,14 @@ metadata = MetaData(
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
     }
 )
+
+# The fleet's clock (0004_lifecycle.sql), which defaults of columns call.
+_CLOCK = "CREATE FUNCTION bc_clock() RETURNS timestamptz LANGUAGE sql STABLE PARALLEL SAFE AS 'SELECT now()'"
+
+
+@event.listens_for(metadata, "before_create")
+def _create_clock(_: MetaData, connection: Connection, **_options: object) -> None:
+    connection.exec_driver_sql(_CLOCK)
 
 
 def words(column: str, allowed: tuple[str, ...]) -> CheckConstraint:
@@ -38,6 +46,11 @@ def json(name: str, default: str | None = None) -> Column[values.Json]:
 def time(name: str, now: bool = False) -> Column[values.Json]:
     """A time; `now`: never null, the transaction's by default."""
     return Column(name, DateTime(timezone=True), nullable=not now, server_default=sql_text("now()") if now else None)
+
+
+def moment(name: str) -> Column[values.Json]:
+    """A time of the fleet's clock, never null; by default the transaction's."""
+    return Column(name, DateTime(timezone=True), nullable=False, server_default=sql_text("bc_clock()"))
 
 
 def number(name: str, default: int | None = None) -> Column[int]:

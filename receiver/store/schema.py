@@ -3,7 +3,7 @@
 Conventions: words are those of the SPEC in snake_case; times are `timestamptz`, set by the database; every row that is read
 carries the tenant it belonged to when it was written; constraints have names. What SQLAlchemy cannot declare stands in the
 migration beside its table: append-only triggers, storage of `sections.body`, prune_snapshots(). Those of GPUs stand in
-schema_devices.py; whoever imports this module has them all.
+schema_devices.py, those of the loops in schema_lifecycle.py; whoever imports this module has them all.
 """
 
 from sqlalchemy import (
@@ -39,17 +39,35 @@ from receiver.store.schema_devices import (
     free_atoms,
     mig_generations,
 )
+from receiver.store.schema_lifecycle import (
+    acceptance_attempts,
+    leases,
+    pool_stops,
+    remediation_runs,
+    remediation_steps,
+    serving,
+    unhealthy_turns,
+)
 
 __all__ = [
+    "acceptance_attempts",
     "atoms",
     "bookings",
     "device_health",
     "device_history",
     "devices",
     "free_atoms",
+    "leases",
     "metadata",
     "mig_generations",
+    "pool_stops",
+    "remediation_runs",
+    "remediation_steps",
+    "serving",
+    "unhealthy_turns",
 ]
+
+_PLACEABLE = "status = 'adopted' AND trust = 'platform' AND no_schedule_reasons = '[]'::jsonb AND NOT draining"
 
 pools = Table(
     "pools",
@@ -78,7 +96,7 @@ nodes = Table(
     Column("pool_id", Text, ForeignKey("pools.id")),
     c.text("kind", "host"),
     c.text("status", "adopting"),
-    c.time("status_since", now=True),
+    c.moment("status_since"),
     c.text("trust", "platform"),
     c.number("trust_epoch", 0),  # reports of a session begun below it are advisory for ever
     c.text("lease_id", nullable=True),
@@ -120,11 +138,14 @@ nodes = Table(
     c.text("inventory_boot", nullable=True),  # in which the applied inventory was last collected or confirmed
     c.json("baseline"),  # of the last passed acceptance
     c.number("attempt", 1),  # of acceptance
+    c.flag("draining"),  # it is being disrupted
+    c.time("certificate_from"),  # of its client certificate's life
+    c.time("certificate_until"),
     # The node's part of what is bookable (SPEC B0).
     Column(
         "placeable",
         Boolean,
-        Computed("status = 'adopted' AND trust = 'platform' AND no_schedule_reasons = '[]'::jsonb", persisted=True),
+        Computed(_PLACEABLE, persisted=True),
         nullable=False,
     ),
     c.words("kind", values.NODE_KINDS),
@@ -232,7 +253,7 @@ conditions = Table(
     c.flag("no_schedule"),
     c.flag("advisory"),
     c.json("evidence", "{}"),
-    c.time("since", now=True),
+    c.moment("since"),
     c.words("status", values.CONDITION_STATUSES),
     Index("ix_conditions_true", "type", "node_id", postgresql_where=text("status = 'true'")),
 )
@@ -328,7 +349,7 @@ disruptions = Table(
     c.node(),
     c.text("kind"),
     c.text("owner"),
-    c.time("started_at", now=True),
+    c.moment("started_at"),
     c.time("ended_at"),
     c.words("kind", values.DISRUPTION_KINDS),
     Index("ix_disruptions_open_pool", "pool_id", postgresql_where=LIVE),
@@ -349,7 +370,7 @@ commands = Table(
     c.json("result"),
     c.text("created_by", ""),
     c.time("not_after"),
-    c.time("created_at", now=True),
+    c.moment("created_at"),
     c.time("sent_at"),
     c.time("finished_at"),
     UniqueConstraint("node_id", "idempotency_key"),

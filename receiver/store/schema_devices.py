@@ -81,7 +81,7 @@ device_health = Table(
     c.number("count", 0),
     c.number("cleared_count", 0),
     c.json("detail", "{}"),
-    c.time("since", now=True),
+    c.moment("since"),
     c.time("closed_at"),
     c.text("closed_reason", nullable=True),
     c.words("source", values.HEALTH_SOURCES),
