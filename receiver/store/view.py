@@ -311,7 +311,6 @@ _INSERT_REPLAN = """INSERT INTO replan (node_id, reason, queued_at)
   ORDER BY o.node_id
   ON CONFLICT (node_id) DO UPDATE SET reason = excluded.reason, queued_at = excluded.queued_at"""
 _INSERT_AGAIN = """INSERT INTO replan (node_id, reason, queued_at) VALUES (%(node)s, 'its baseline', clock_timestamp())
-  ORDER BY c.node_id
   ON CONFLICT (node_id) DO UPDATE SET reason = excluded.reason, queued_at = excluded.queued_at"""
 _FORGET_FAULTS = """DELETE FROM node_faults f USING nodes n
   WHERE n.id = %(node)s AND f.node_id = n.id AND f.boot_id <> n.boot_id"""
