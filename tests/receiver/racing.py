@@ -33,6 +33,7 @@ from tests.receiver.builders import gpu, gpus, host, join, offer
 NODES, GPUS = 16, 8
 XIDS = {48: 8, 31: 8, 63: 4, 79: 1}  # and how often: policies device, none, device, node
 OWNERS = ("workflow", "rollout")
+WANDERER = "GPU-ffffffff"  # a GPU that somebody carries from node to node
 WITNESS = """
 CREATE TABLE witness (seq bigint GENERATED ALWAYS AS IDENTITY, node_id text, what text, key text, value jsonb);
 CREATE FUNCTION witnessed() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -104,7 +105,7 @@ def _into_pool(tx: Connection, node: str) -> None:
 
 
 def section(node: Node, rng: random.Random, good: bool) -> pb.GpusSection:
-    """The node's GPUs: all in good health, or one that waits for a reset, is lost or is gone."""
+    """The node's GPUs: all in good health, or one that waits for a reset, is lost or is gone. And perhaps one of another node."""
     bad, kind = rng.choice(node.numbers), "good" if good else rng.choice(("good", "pending", "lost", "gone"))
     listed = []
     for number in node.numbers:
@@ -112,6 +113,8 @@ def section(node: Node, rng: random.Random, good: bool) -> pb.GpusSection:
         state = "lost" if hurt == "lost" else "ok"
         if hurt != "gone":
             listed.append(gpu(number, state=state, row_remap=pb.RowRemap(pending=hurt == "pending")))
+    if not good and rng.random() < 0.1:  # two nodes may report it at once: it belongs to the first
+        listed.append(gpu(0, uuid=WANDERER, serial="w", bus_id="00000000:F8:00.0", index=GPUS))
     return gpus(*listed)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 
+from receiver.apply import replan
 from receiver.apply.act import act
 from receiver.planning.view import Draft, Facts
 from receiver.store import database as db
@@ -32,11 +33,14 @@ def test_many_writers_and_placement_leave_every_node_as_one_writer_would(databas
             running = [threads.submit(racing.rush, world, seed, lambda: time.monotonic() > end) for seed in range(THREADS)]
         for one in running:
             one.result()
+        while world.run(replan.drain):
+            pass
     with psycopg.connect(database) as tx:
         assert_no_deadlock(tx)
         hit = sum(bookings_that_a_fault_hit(tx, node) for node in world.nodes)
         assert hit, "there was nothing to prove"
         assert_placement_finds_what_is_free(tx)
+        assert_disputes_are_those_that_there_are(tx)
         for node in world.nodes:
             assert_events_are_in_order(tx, node)
             assert_nothing_was_lost(tx, node)
@@ -56,6 +60,14 @@ def assert_placement_finds_what_is_free(tx: db.Connection) -> None:
       AND NOT EXISTS (SELECT FROM bookings b WHERE (b.atom_id, b.atom_generation) = (a.id, a.generation) AND b.ended_at IS NULL)
       AND NOT EXISTS (SELECT FROM free_atoms f WHERE (f.node_id, f.atom_id, f.generation) = (a.node_id, a.id, a.generation))"""
     assert tx.execute(missed).fetchall() == []
+
+
+def assert_disputes_are_those_that_there_are(tx: db.Connection) -> None:
+    """A node that reports the GPU of another names its owner, and none names an owner that has let it go."""
+    owner = tx.execute("SELECT node_id FROM devices WHERE id = %s", [racing.WANDERER]).fetchone()
+    named = """SELECT evidence ->> 'otherNode' FROM conditions
+      WHERE (type, device_id, status) = ('DuplicateIdentity', %s, 'true')"""
+    assert {row[0] for row in tx.execute(named, [racing.WANDERER])} <= set(owner or ())
 
 
 def bookings_that_a_fault_hit(tx: db.Connection, node: racing.Node) -> int:
