@@ -22,37 +22,40 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from bettercompute.control.v1 import remediation_pb2 as bettercompute_dot_control_dot_v1_dot_remediation__pb2
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&bettercompute/control/v1/devices.proto\x12\x18\x62\x65ttercompute.control.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"S\n\x18\x44\x65vicesServiceGetRequest\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x16\n\ttenant_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x0c\n\n_tenant_id\"\xa9\x01\n\x1c\x44\x65vicesServiceHistoryRequest\x12\x16\n\tdevice_id\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x13\n\x06serial\x18\x02 \x01(\tH\x01\x88\x01\x01\x12\r\n\x05limit\x18\x03 \x01(\r\x12\x0e\n\x06\x63ursor\x18\x04 \x01(\t\x12\x16\n\ttenant_id\x18\x05 \x01(\tH\x02\x88\x01\x01\x42\x0c\n\n_device_idB\t\n\x07_serialB\x0c\n\n_tenant_id\"\x81\x01\n\x1d\x44\x65vicesServiceHistoryResponse\x12\x36\n\x07history\x18\x01 \x03(\x0b\x32%.bettercompute.control.v1.DeviceEvent\x12\x18\n\x0bnext_cursor\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x0e\n\x0c_next_cursor\"\xd7\x01\n\x0b\x44\x65viceEvent\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x65vent\x18\x02 \x01(\t\x12\x14\n\x07node_id\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x11\n\tdevice_id\x18\x04 \x01(\t\x12\x13\n\x06serial\x18\x05 \x01(\tH\x01\x88\x01\x01\x12\'\n\x06\x64\x65tail\x18\x06 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x11\n\ttenant_id\x18\x07 \x01(\tB\n\n\x08_node_idB\t\n\x07_serial\"\xb2\x01\n\x1a\x44\x65vicesServiceClearRequest\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\r\n\x05\x66orce\x18\x03 \x01(\x08\x12\x11\n\x04\x63ode\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x14\n\x07node_id\x18\x05 \x01(\tH\x01\x88\x01\x01\x12\x16\n\ttenant_id\x18\x06 \x01(\tH\x02\x88\x01\x01\x42\x07\n\x05_codeB\n\n\x08_node_idB\x0c\n\n_tenant_id\"r\n\x1b\x44\x65vicesServiceClearResponse\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x0e\n\x06\x63losed\x18\x03 \x03(\t\x12\x0f\n\x07healthy\x18\x04 \x01(\x08\x12\x0e\n\x06stands\x18\x05 \x03(\t\"y\n\x1d\x44\x65vicesServiceTransferRequest\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x0f\n\x07to_node\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x16\n\ttenant_id\x18\x04 \x01(\tH\x00\x88\x01\x01\x42\x0c\n\n_tenant_id\"\xbd\x03\n\x06\x44\x65vice\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x0f\n\x07healthy\x18\x03 \x01(\x08\x12\x0f\n\x07present\x18\x04 \x01(\x08\x12\x0c\n\x04lost\x18\x05 \x01(\x08\x12\x10\n\x08\x61ssigned\x18\x06 \x01(\x08\x12\x19\n\x11partition_pending\x18\x07 \x01(\x08\x12\x10\n\x08\x64raining\x18\x08 \x01(\x08\x12\x13\n\x06serial\x18\t \x01(\tH\x00\x88\x01\x01\x12\x35\n\x06\x66\x61ults\x18\n \x03(\x0b\x32%.bettercompute.control.v1.DeviceFault\x12+\n\nattributes\x18\x0b \x01(\x0b\x32\x17.google.protobuf.Struct\x12-\n\x05\x61toms\x18\x0c \x03(\x0b\x32\x1e.bettercompute.control.v1.Atom\x12\x31\n\rmissing_since\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\ncreated_at\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\ttenant_id\x18\x0f \x01(\tB\t\n\x07_serial\"\xb0\x01\n\x0b\x44\x65viceFault\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12)\n\x05since\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x63ount\x18\x04 \x01(\r\x12\x14\n\x07\x62oot_id\x18\x05 \x01(\tH\x00\x88\x01\x01\x12\'\n\x06\x64\x65tail\x18\x06 \x01(\x0b\x32\x17.google.protobuf.StructB\n\n\x08_boot_id\"\xd8\x01\n\x04\x41tom\x12\n\n\x02id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x11\n\tdevice_id\x18\x03 \x01(\t\x12\x10\n\x08\x62ookable\x18\x04 \x01(\x08\x12\x13\n\x06reason\x18\x05 \x01(\tH\x00\x88\x01\x01\x12\x17\n\nbooking_id\x18\x06 \x01(\tH\x01\x88\x01\x01\x12\x14\n\x07profile\x18\x07 \x01(\tH\x02\x88\x01\x01\x12\x0f\n\x07healthy\x18\x08 \x01(\x08\x12\x10\n\x08retiring\x18\t \x01(\x08\x42\t\n\x07_reasonB\r\n\x0b_booking_idB\n\n\x08_profile2\xc6\x03\n\x0e\x44\x65vicesService\x12[\n\x03Get\x12\x32.bettercompute.control.v1.DevicesServiceGetRequest\x1a .bettercompute.control.v1.Device\x12z\n\x07History\x12\x36.bettercompute.control.v1.DevicesServiceHistoryRequest\x1a\x37.bettercompute.control.v1.DevicesServiceHistoryResponse\x12t\n\x05\x43lear\x12\x34.bettercompute.control.v1.DevicesServiceClearRequest\x1a\x35.bettercompute.control.v1.DevicesServiceClearResponse\x12\x65\n\x08Transfer\x12\x37.bettercompute.control.v1.DevicesServiceTransferRequest\x1a .bettercompute.control.v1.Deviceb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&bettercompute/control/v1/devices.proto\x12\x18\x62\x65ttercompute.control.v1\x1a*bettercompute/control/v1/remediation.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"S\n\x18\x44\x65vicesServiceGetRequest\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x16\n\ttenant_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x0c\n\n_tenant_id\"\xa9\x01\n\x1c\x44\x65vicesServiceHistoryRequest\x12\x16\n\tdevice_id\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x13\n\x06serial\x18\x02 \x01(\tH\x01\x88\x01\x01\x12\r\n\x05limit\x18\x03 \x01(\r\x12\x0e\n\x06\x63ursor\x18\x04 \x01(\t\x12\x16\n\ttenant_id\x18\x05 \x01(\tH\x02\x88\x01\x01\x42\x0c\n\n_device_idB\t\n\x07_serialB\x0c\n\n_tenant_id\"\x81\x01\n\x1d\x44\x65vicesServiceHistoryResponse\x12\x36\n\x07history\x18\x01 \x03(\x0b\x32%.bettercompute.control.v1.DeviceEvent\x12\x18\n\x0bnext_cursor\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x0e\n\x0c_next_cursor\"\xd7\x01\n\x0b\x44\x65viceEvent\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x65vent\x18\x02 \x01(\t\x12\x14\n\x07node_id\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x11\n\tdevice_id\x18\x04 \x01(\t\x12\x13\n\x06serial\x18\x05 \x01(\tH\x01\x88\x01\x01\x12\'\n\x06\x64\x65tail\x18\x06 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x11\n\ttenant_id\x18\x07 \x01(\tB\n\n\x08_node_idB\t\n\x07_serial\"\xb2\x01\n\x1a\x44\x65vicesServiceClearRequest\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\r\n\x05\x66orce\x18\x03 \x01(\x08\x12\x11\n\x04\x63ode\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x14\n\x07node_id\x18\x05 \x01(\tH\x01\x88\x01\x01\x12\x16\n\ttenant_id\x18\x06 \x01(\tH\x02\x88\x01\x01\x42\x07\n\x05_codeB\n\n\x08_node_idB\x0c\n\n_tenant_id\"r\n\x1b\x44\x65vicesServiceClearResponse\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x0e\n\x06\x63losed\x18\x03 \x03(\t\x12\x0f\n\x07healthy\x18\x04 \x01(\x08\x12\x0e\n\x06stands\x18\x05 \x03(\t\"y\n\x1d\x44\x65vicesServiceTransferRequest\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x0f\n\x07to_node\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x16\n\ttenant_id\x18\x04 \x01(\tH\x00\x88\x01\x01\x42\x0c\n\n_tenant_id\"t\n\x1a\x44\x65vicesServiceResetRequest\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\r\n\x05\x66orce\x18\x03 \x01(\x08\x12\x16\n\ttenant_id\x18\x04 \x01(\tH\x00\x88\x01\x01\x42\x0c\n\n_tenant_id\"\xbd\x03\n\x06\x44\x65vice\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x0f\n\x07healthy\x18\x03 \x01(\x08\x12\x0f\n\x07present\x18\x04 \x01(\x08\x12\x0c\n\x04lost\x18\x05 \x01(\x08\x12\x10\n\x08\x61ssigned\x18\x06 \x01(\x08\x12\x19\n\x11partition_pending\x18\x07 \x01(\x08\x12\x10\n\x08\x64raining\x18\x08 \x01(\x08\x12\x13\n\x06serial\x18\t \x01(\tH\x00\x88\x01\x01\x12\x35\n\x06\x66\x61ults\x18\n \x03(\x0b\x32%.bettercompute.control.v1.DeviceFault\x12+\n\nattributes\x18\x0b \x01(\x0b\x32\x17.google.protobuf.Struct\x12-\n\x05\x61toms\x18\x0c \x03(\x0b\x32\x1e.bettercompute.control.v1.Atom\x12\x31\n\rmissing_since\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\ncreated_at\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\ttenant_id\x18\x0f \x01(\tB\t\n\x07_serial\"\xb0\x01\n\x0b\x44\x65viceFault\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12)\n\x05since\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x63ount\x18\x04 \x01(\r\x12\x14\n\x07\x62oot_id\x18\x05 \x01(\tH\x00\x88\x01\x01\x12\'\n\x06\x64\x65tail\x18\x06 \x01(\x0b\x32\x17.google.protobuf.StructB\n\n\x08_boot_id\"\xd8\x01\n\x04\x41tom\x12\n\n\x02id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x11\n\tdevice_id\x18\x03 \x01(\t\x12\x10\n\x08\x62ookable\x18\x04 \x01(\x08\x12\x13\n\x06reason\x18\x05 \x01(\tH\x00\x88\x01\x01\x12\x17\n\nbooking_id\x18\x06 \x01(\tH\x01\x88\x01\x01\x12\x14\n\x07profile\x18\x07 \x01(\tH\x02\x88\x01\x01\x12\x0f\n\x07healthy\x18\x08 \x01(\x08\x12\x10\n\x08retiring\x18\t \x01(\x08\x42\t\n\x07_reasonB\r\n\x0b_booking_idB\n\n\x08_profile2\xc6\x03\n\x0e\x44\x65vicesService\x12[\n\x03Get\x12\x32.bettercompute.control.v1.DevicesServiceGetRequest\x1a .bettercompute.control.v1.Device\x12z\n\x07History\x12\x36.bettercompute.control.v1.DevicesServiceHistoryRequest\x1a\x37.bettercompute.control.v1.DevicesServiceHistoryResponse\x12t\n\x05\x43lear\x12\x34.bettercompute.control.v1.DevicesServiceClearRequest\x1a\x35.bettercompute.control.v1.DevicesServiceClearResponse\x12\x65\n\x08Transfer\x12\x37.bettercompute.control.v1.DevicesServiceTransferRequest\x1a .bettercompute.control.v1.Deviceb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bettercompute.control.v1.devices_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DEVICESSERVICEGETREQUEST']._serialized_start=131
-  _globals['_DEVICESSERVICEGETREQUEST']._serialized_end=214
-  _globals['_DEVICESSERVICEHISTORYREQUEST']._serialized_start=217
-  _globals['_DEVICESSERVICEHISTORYREQUEST']._serialized_end=386
-  _globals['_DEVICESSERVICEHISTORYRESPONSE']._serialized_start=389
-  _globals['_DEVICESSERVICEHISTORYRESPONSE']._serialized_end=518
-  _globals['_DEVICEEVENT']._serialized_start=521
-  _globals['_DEVICEEVENT']._serialized_end=736
-  _globals['_DEVICESSERVICECLEARREQUEST']._serialized_start=739
-  _globals['_DEVICESSERVICECLEARREQUEST']._serialized_end=917
-  _globals['_DEVICESSERVICECLEARRESPONSE']._serialized_start=919
-  _globals['_DEVICESSERVICECLEARRESPONSE']._serialized_end=1033
-  _globals['_DEVICESSERVICETRANSFERREQUEST']._serialized_start=1035
-  _globals['_DEVICESSERVICETRANSFERREQUEST']._serialized_end=1156
-  _globals['_DEVICE']._serialized_start=1159
-  _globals['_DEVICE']._serialized_end=1604
-  _globals['_DEVICEFAULT']._serialized_start=1607
-  _globals['_DEVICEFAULT']._serialized_end=1783
-  _globals['_ATOM']._serialized_start=1786
-  _globals['_ATOM']._serialized_end=2002
-  _globals['_DEVICESSERVICE']._serialized_start=2005
-  _globals['_DEVICESSERVICE']._serialized_end=2459
+  _globals['_DEVICESSERVICEGETREQUEST']._serialized_start=175
+  _globals['_DEVICESSERVICEGETREQUEST']._serialized_end=258
+  _globals['_DEVICESSERVICEHISTORYREQUEST']._serialized_start=261
+  _globals['_DEVICESSERVICEHISTORYREQUEST']._serialized_end=430
+  _globals['_DEVICESSERVICEHISTORYRESPONSE']._serialized_start=433
+  _globals['_DEVICESSERVICEHISTORYRESPONSE']._serialized_end=562
+  _globals['_DEVICEEVENT']._serialized_start=565
+  _globals['_DEVICEEVENT']._serialized_end=780
+  _globals['_DEVICESSERVICECLEARREQUEST']._serialized_start=783
+  _globals['_DEVICESSERVICECLEARREQUEST']._serialized_end=961
+  _globals['_DEVICESSERVICECLEARRESPONSE']._serialized_start=963
+  _globals['_DEVICESSERVICECLEARRESPONSE']._serialized_end=1077
+  _globals['_DEVICESSERVICETRANSFERREQUEST']._serialized_start=1079
+  _globals['_DEVICESSERVICETRANSFERREQUEST']._serialized_end=1200
+  _globals['_DEVICESSERVICERESETREQUEST']._serialized_start=1202
+  _globals['_DEVICESSERVICERESETREQUEST']._serialized_end=1318
+  _globals['_DEVICE']._serialized_start=1321
+  _globals['_DEVICE']._serialized_end=1766
+  _globals['_DEVICEFAULT']._serialized_start=1769
+  _globals['_DEVICEFAULT']._serialized_end=1945
+  _globals['_ATOM']._serialized_start=1948
+  _globals['_ATOM']._serialized_end=2164
+  _globals['_DEVICESSERVICE']._serialized_start=2167
+  _globals['_DEVICESSERVICE']._serialized_end=2621
 # @@protoc_insertion_point(module_scope)

@@ -289,6 +289,39 @@ class DevicesServiceTransferRequest(_message.Message):
 Global___DevicesServiceTransferRequest: _TypeAlias = DevicesServiceTransferRequest  # noqa: Y015
 
 @_typing.final
+class DevicesServiceResetRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICE_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    device_id: _builtins.str
+    """GPU UUID"""
+    reason: _builtins.str
+    """why, for the audit; needed"""
+    force: _builtins.bool
+    """at once, whatever the budget says"""
+    tenant_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        device_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        force: _builtins.bool = ...,
+        tenant_id: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id", "device_id", b"device_id", "force", b"force", "reason", b"reason", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__tenant_id: _TypeAlias = _typing.Literal["tenant_id"]  # noqa: Y015
+    _WhichOneofArgType__tenant_id: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant_id) -> _WhichOneofReturnType__tenant_id | None: ...
+
+Global___DevicesServiceResetRequest: _TypeAlias = DevicesServiceResetRequest  # noqa: Y015
+
+@_typing.final
 class Device(_message.Message):
     """A GPU. Its attributes: gpuProduct, gpuModel, vramGiB, index, pciBusId, numaNode, architecture, computeCapability,
     driverVersion, migCapable, nvlinkPeers, fabricCluster, fabricClique; absent where the node does not tell them.

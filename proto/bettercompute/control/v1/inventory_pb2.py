@@ -23,11 +23,12 @@ _sym_db = _symbol_database.Default()
 
 
 from bettercompute.agent.v1 import inventory_pb2 as bettercompute_dot_agent_dot_v1_dot_inventory__pb2
+from bettercompute.control.v1 import commands_pb2 as bettercompute_dot_control_dot_v1_dot_commands__pb2
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(bettercompute/control/v1/inventory.proto\x12\x18\x62\x65ttercompute.control.v1\x1a&bettercompute/agent/v1/inventory.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"}\n\x1aInventoryServiceGetRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x18\n\x0bsnapshot_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x16\n\ttenant_id\x18\x03 \x01(\tH\x01\x88\x01\x01\x42\x0e\n\x0c_snapshot_idB\x0c\n\n_tenant_id\"\x9f\x02\n\x1bInventoryServiceGetResponse\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12 \n\x13\x61pplied_snapshot_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x10\n\x08\x61\x64visory\x18\x03 \x01(\x08\x12.\n\ncreated_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x34\n\x08sections\x18\x05 \x01(\x0b\x32\".bettercompute.control.v1.Sections\x12\x39\n\x07missing\x18\x06 \x03(\x0b\x32(.bettercompute.control.v1.MissingSectionB\x16\n\x14_applied_snapshot_id\"\xaa\x03\n\x08Sections\x12\x35\n\x06system\x18\x01 \x01(\x0b\x32%.bettercompute.agent.v1.SystemSection\x12-\n\x02os\x18\x02 \x01(\x0b\x32!.bettercompute.agent.v1.OsSection\x12/\n\x03\x63pu\x18\x03 \x01(\x0b\x32\".bettercompute.agent.v1.CpuSection\x12\x35\n\x06memory\x18\x04 \x01(\x0b\x32%.bettercompute.agent.v1.MemorySection\x12\x31\n\x04gpus\x18\x05 \x01(\x0b\x32#.bettercompute.agent.v1.GpusSection\x12\x33\n\x05\x64isks\x18\x06 \x01(\x0b\x32$.bettercompute.agent.v1.DisksSection\x12\x31\n\x04nics\x18\x07 \x01(\x0b\x32#.bettercompute.agent.v1.NicsSection\x12\x35\n\x06images\x18\x08 \x01(\x0b\x32%.bettercompute.agent.v1.ImagesSection\"a\n\x0eMissingSection\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x1d\n\x10last_snapshot_id\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x13\n\x11_last_snapshot_id\"v\n\x1eInventoryServiceHistoryRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\x12\x0e\n\x06\x63ursor\x18\x03 \x01(\t\x12\x16\n\ttenant_id\x18\x04 \x01(\tH\x00\x88\x01\x01\x42\x0c\n\n_tenant_id\"\x82\x01\n\x1fInventoryServiceHistoryResponse\x12\x35\n\tsnapshots\x18\x01 \x03(\x0b\x32\".bettercompute.control.v1.Snapshot\x12\x18\n\x0bnext_cursor\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x0e\n\x0c_next_cursor\"\xee\x01\n\x08Snapshot\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x10\n\x08\x61\x64visory\x18\x03 \x01(\x08\x12.\n\ncreated_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x42\n\x08sections\x18\x05 \x03(\x0b\x32\x30.bettercompute.control.v1.Snapshot.SectionsEntry\x12\x0f\n\x07\x63hanged\x18\x06 \x03(\t\x1a/\n\rSectionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x88\x01\n\x1bInventoryServiceDiffRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x11\n\x04\x66rom\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x0f\n\x02to\x18\x03 \x01(\tH\x01\x88\x01\x01\x12\x16\n\ttenant_id\x18\x04 \x01(\tH\x02\x88\x01\x01\x42\x07\n\x05_fromB\x05\n\x03_toB\x0c\n\n_tenant_id\"y\n\x1cInventoryServiceDiffResponse\x12\x11\n\x04\x66rom\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\n\n\x02to\x18\x02 \x01(\t\x12\x31\n\x07\x63hanges\x18\x03 \x03(\x0b\x32 .bettercompute.control.v1.ChangeB\x07\n\x05_from\"\x8b\x01\n\x06\x43hange\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x16\n\tdevice_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x12&\n\x06\x62\x65\x66ore\x18\x03 \x01(\x0b\x32\x16.google.protobuf.Value\x12%\n\x05\x61\x66ter\x18\x04 \x01(\x0b\x32\x16.google.protobuf.ValueB\x0c\n\n_device_id2\xfd\x02\n\x10InventoryService\x12r\n\x03Get\x12\x34.bettercompute.control.v1.InventoryServiceGetRequest\x1a\x35.bettercompute.control.v1.InventoryServiceGetResponse\x12~\n\x07History\x12\x38.bettercompute.control.v1.InventoryServiceHistoryRequest\x1a\x39.bettercompute.control.v1.InventoryServiceHistoryResponse\x12u\n\x04\x44iff\x12\x35.bettercompute.control.v1.InventoryServiceDiffRequest\x1a\x36.bettercompute.control.v1.InventoryServiceDiffResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(bettercompute/control/v1/inventory.proto\x12\x18\x62\x65ttercompute.control.v1\x1a&bettercompute/agent/v1/inventory.proto\x1a\'bettercompute/control/v1/commands.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"}\n\x1aInventoryServiceGetRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x18\n\x0bsnapshot_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x16\n\ttenant_id\x18\x03 \x01(\tH\x01\x88\x01\x01\x42\x0e\n\x0c_snapshot_idB\x0c\n\n_tenant_id\"\x9f\x02\n\x1bInventoryServiceGetResponse\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12 \n\x13\x61pplied_snapshot_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x10\n\x08\x61\x64visory\x18\x03 \x01(\x08\x12.\n\ncreated_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x34\n\x08sections\x18\x05 \x01(\x0b\x32\".bettercompute.control.v1.Sections\x12\x39\n\x07missing\x18\x06 \x03(\x0b\x32(.bettercompute.control.v1.MissingSectionB\x16\n\x14_applied_snapshot_id\"\xaa\x03\n\x08Sections\x12\x35\n\x06system\x18\x01 \x01(\x0b\x32%.bettercompute.agent.v1.SystemSection\x12-\n\x02os\x18\x02 \x01(\x0b\x32!.bettercompute.agent.v1.OsSection\x12/\n\x03\x63pu\x18\x03 \x01(\x0b\x32\".bettercompute.agent.v1.CpuSection\x12\x35\n\x06memory\x18\x04 \x01(\x0b\x32%.bettercompute.agent.v1.MemorySection\x12\x31\n\x04gpus\x18\x05 \x01(\x0b\x32#.bettercompute.agent.v1.GpusSection\x12\x33\n\x05\x64isks\x18\x06 \x01(\x0b\x32$.bettercompute.agent.v1.DisksSection\x12\x31\n\x04nics\x18\x07 \x01(\x0b\x32#.bettercompute.agent.v1.NicsSection\x12\x35\n\x06images\x18\x08 \x01(\x0b\x32%.bettercompute.agent.v1.ImagesSection\"a\n\x0eMissingSection\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x1d\n\x10last_snapshot_id\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x13\n\x11_last_snapshot_id\"v\n\x1eInventoryServiceHistoryRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\x12\x0e\n\x06\x63ursor\x18\x03 \x01(\t\x12\x16\n\ttenant_id\x18\x04 \x01(\tH\x00\x88\x01\x01\x42\x0c\n\n_tenant_id\"\x82\x01\n\x1fInventoryServiceHistoryResponse\x12\x35\n\tsnapshots\x18\x01 \x03(\x0b\x32\".bettercompute.control.v1.Snapshot\x12\x18\n\x0bnext_cursor\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x0e\n\x0c_next_cursor\"\xee\x01\n\x08Snapshot\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x10\n\x08\x61\x64visory\x18\x03 \x01(\x08\x12.\n\ncreated_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x42\n\x08sections\x18\x05 \x03(\x0b\x32\x30.bettercompute.control.v1.Snapshot.SectionsEntry\x12\x0f\n\x07\x63hanged\x18\x06 \x03(\t\x1a/\n\rSectionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x88\x01\n\x1bInventoryServiceDiffRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x11\n\x04\x66rom\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x0f\n\x02to\x18\x03 \x01(\tH\x01\x88\x01\x01\x12\x16\n\ttenant_id\x18\x04 \x01(\tH\x02\x88\x01\x01\x42\x07\n\x05_fromB\x05\n\x03_toB\x0c\n\n_tenant_id\"y\n\x1cInventoryServiceDiffResponse\x12\x11\n\x04\x66rom\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\n\n\x02to\x18\x02 \x01(\t\x12\x31\n\x07\x63hanges\x18\x03 \x03(\x0b\x32 .bettercompute.control.v1.ChangeB\x07\n\x05_from\"g\n\x1eInventoryServiceRefreshRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x16\n\ttenant_id\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x0c\n\n_tenant_id\"\x8b\x01\n\x06\x43hange\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x16\n\tdevice_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x12&\n\x06\x62\x65\x66ore\x18\x03 \x01(\x0b\x32\x16.google.protobuf.Value\x12%\n\x05\x61\x66ter\x18\x04 \x01(\x0b\x32\x16.google.protobuf.ValueB\x0c\n\n_device_id2\xfd\x02\n\x10InventoryService\x12r\n\x03Get\x12\x34.bettercompute.control.v1.InventoryServiceGetRequest\x1a\x35.bettercompute.control.v1.InventoryServiceGetResponse\x12~\n\x07History\x12\x38.bettercompute.control.v1.InventoryServiceHistoryRequest\x1a\x39.bettercompute.control.v1.InventoryServiceHistoryResponse\x12u\n\x04\x44iff\x12\x35.bettercompute.control.v1.InventoryServiceDiffRequest\x1a\x36.bettercompute.control.v1.InventoryServiceDiffResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,28 +37,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SNAPSHOT_SECTIONSENTRY']._loaded_options = None
   _globals['_SNAPSHOT_SECTIONSENTRY']._serialized_options = b'8\001'
-  _globals['_INVENTORYSERVICEGETREQUEST']._serialized_start=173
-  _globals['_INVENTORYSERVICEGETREQUEST']._serialized_end=298
-  _globals['_INVENTORYSERVICEGETRESPONSE']._serialized_start=301
-  _globals['_INVENTORYSERVICEGETRESPONSE']._serialized_end=588
-  _globals['_SECTIONS']._serialized_start=591
-  _globals['_SECTIONS']._serialized_end=1017
-  _globals['_MISSINGSECTION']._serialized_start=1019
-  _globals['_MISSINGSECTION']._serialized_end=1116
-  _globals['_INVENTORYSERVICEHISTORYREQUEST']._serialized_start=1118
-  _globals['_INVENTORYSERVICEHISTORYREQUEST']._serialized_end=1236
-  _globals['_INVENTORYSERVICEHISTORYRESPONSE']._serialized_start=1239
-  _globals['_INVENTORYSERVICEHISTORYRESPONSE']._serialized_end=1369
-  _globals['_SNAPSHOT']._serialized_start=1372
-  _globals['_SNAPSHOT']._serialized_end=1610
-  _globals['_SNAPSHOT_SECTIONSENTRY']._serialized_start=1563
-  _globals['_SNAPSHOT_SECTIONSENTRY']._serialized_end=1610
-  _globals['_INVENTORYSERVICEDIFFREQUEST']._serialized_start=1613
-  _globals['_INVENTORYSERVICEDIFFREQUEST']._serialized_end=1749
-  _globals['_INVENTORYSERVICEDIFFRESPONSE']._serialized_start=1751
-  _globals['_INVENTORYSERVICEDIFFRESPONSE']._serialized_end=1872
-  _globals['_CHANGE']._serialized_start=1875
-  _globals['_CHANGE']._serialized_end=2014
-  _globals['_INVENTORYSERVICE']._serialized_start=2017
-  _globals['_INVENTORYSERVICE']._serialized_end=2398
+  _globals['_INVENTORYSERVICEGETREQUEST']._serialized_start=214
+  _globals['_INVENTORYSERVICEGETREQUEST']._serialized_end=339
+  _globals['_INVENTORYSERVICEGETRESPONSE']._serialized_start=342
+  _globals['_INVENTORYSERVICEGETRESPONSE']._serialized_end=629
+  _globals['_SECTIONS']._serialized_start=632
+  _globals['_SECTIONS']._serialized_end=1058
+  _globals['_MISSINGSECTION']._serialized_start=1060
+  _globals['_MISSINGSECTION']._serialized_end=1157
+  _globals['_INVENTORYSERVICEHISTORYREQUEST']._serialized_start=1159
+  _globals['_INVENTORYSERVICEHISTORYREQUEST']._serialized_end=1277
+  _globals['_INVENTORYSERVICEHISTORYRESPONSE']._serialized_start=1280
+  _globals['_INVENTORYSERVICEHISTORYRESPONSE']._serialized_end=1410
+  _globals['_SNAPSHOT']._serialized_start=1413
+  _globals['_SNAPSHOT']._serialized_end=1651
+  _globals['_SNAPSHOT_SECTIONSENTRY']._serialized_start=1604
+  _globals['_SNAPSHOT_SECTIONSENTRY']._serialized_end=1651
+  _globals['_INVENTORYSERVICEDIFFREQUEST']._serialized_start=1654
+  _globals['_INVENTORYSERVICEDIFFREQUEST']._serialized_end=1790
+  _globals['_INVENTORYSERVICEDIFFRESPONSE']._serialized_start=1792
+  _globals['_INVENTORYSERVICEDIFFRESPONSE']._serialized_end=1913
+  _globals['_INVENTORYSERVICEREFRESHREQUEST']._serialized_start=1915
+  _globals['_INVENTORYSERVICEREFRESHREQUEST']._serialized_end=2018
+  _globals['_CHANGE']._serialized_start=2021
+  _globals['_CHANGE']._serialized_end=2160
+  _globals['_INVENTORYSERVICE']._serialized_start=2163
+  _globals['_INVENTORYSERVICE']._serialized_end=2544
 # @@protoc_insertion_point(module_scope)

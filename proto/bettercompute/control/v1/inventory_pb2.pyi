@@ -363,6 +363,34 @@ class InventoryServiceDiffResponse(_message.Message):
 Global___InventoryServiceDiffResponse: _TypeAlias = InventoryServiceDiffResponse  # noqa: Y015
 
 @_typing.final
+class InventoryServiceRefreshRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    reason: _builtins.str
+    """needed"""
+    tenant_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        tenant_id: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id", "node_id", b"node_id", "reason", b"reason", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__tenant_id: _TypeAlias = _typing.Literal["tenant_id"]  # noqa: Y015
+    _WhichOneofArgType__tenant_id: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant_id) -> _WhichOneofReturnType__tenant_id | None: ...
+
+Global___InventoryServiceRefreshRequest: _TypeAlias = InventoryServiceRefreshRequest  # noqa: Y015
+
+@_typing.final
 class Change(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -657,6 +657,83 @@ class NodesServiceResolveIdentityRequest(_message.Message):
 Global___NodesServiceResolveIdentityRequest: _TypeAlias = NodesServiceResolveIdentityRequest  # noqa: Y015
 
 @_typing.final
+class NodesServiceRebootRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    reason: _builtins.str
+    """needed"""
+    force: _builtins.bool
+    """at once, whatever the budget says, and over what runs on it"""
+    tenant_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        force: _builtins.bool = ...,
+        tenant_id: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id", "force", b"force", "node_id", b"node_id", "reason", b"reason", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__tenant_id: _TypeAlias = _typing.Literal["tenant_id"]  # noqa: Y015
+    _WhichOneofArgType__tenant_id: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant_id) -> _WhichOneofReturnType__tenant_id | None: ...
+
+Global___NodesServiceRebootRequest: _TypeAlias = NodesServiceRebootRequest  # noqa: Y015
+
+@_typing.final
+class NodesServiceDiagRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    kind: _builtins.str
+    """"diag.nvml" (default), "diag.dcgm" """
+    level: _builtins.int
+    """of diag.dcgm: 1 (default), 2, 3"""
+    reason: _builtins.str
+    """needed"""
+    force: _builtins.bool
+    """at once, whatever the budget says"""
+    tenant_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        kind: _builtins.str | None = ...,
+        level: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        force: _builtins.bool = ...,
+        tenant_id: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_kind", b"_kind", "_tenant_id", b"_tenant_id", "kind", b"kind", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kind", b"_kind", "_tenant_id", b"_tenant_id", "force", b"force", "kind", b"kind", "level", b"level", "node_id", b"node_id", "reason", b"reason", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__kind: _TypeAlias = _typing.Literal["kind"]  # noqa: Y015
+    _WhichOneofArgType__kind: _TypeAlias = _typing.Literal["_kind", b"_kind"]  # noqa: Y015
+    _WhichOneofReturnType__tenant_id: _TypeAlias = _typing.Literal["tenant_id"]  # noqa: Y015
+    _WhichOneofArgType__tenant_id: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kind) -> _WhichOneofReturnType__kind | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant_id) -> _WhichOneofReturnType__tenant_id | None: ...
+
+Global___NodesServiceDiagRequest: _TypeAlias = NodesServiceDiagRequest  # noqa: Y015
+
+@_typing.final
 class Node(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -710,6 +787,7 @@ class Node(_message.Message):
     VERDICTS_FIELD_NUMBER: _builtins.int
     HARDWARE_KEY_FIELD_NUMBER: _builtins.int
     HARDWARE_KEY_TRUSTED_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     hostname: _builtins.str
     """as the applied inventory says"""
@@ -736,6 +814,8 @@ class Node(_message.Message):
     """of the tenant who has root on it"""
     hardware_key: _builtins.str
     hardware_key_trusted: _builtins.bool
+    draining: _builtins.bool
+    """a repair waits for it, or is under way: nothing new is placed on it"""
     @_builtins.property
     def last_seen_at(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -813,10 +893,11 @@ class Node(_message.Message):
         verdicts: _abc.Iterable[Global___XidVerdict] | None = ...,
         hardware_key: _builtins.str | None = ...,
         hardware_key_trusted: _builtins.bool = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_applied_digest", b"_applied_digest", "_applied_snapshot_id", b"_applied_snapshot_id", "_boot_id", b"_boot_id", "_daemon_version", b"_daemon_version", "_hardware_key", b"_hardware_key", "_hostname", b"_hostname", "_lease_id", b"_lease_id", "_pool_id", b"_pool_id", "_protocol_version", b"_protocol_version", "applied_digest", b"applied_digest", "applied_snapshot_id", b"applied_snapshot_id", "boot_id", b"boot_id", "collected_at", b"collected_at", "created_at", b"created_at", "daemon_version", b"daemon_version", "hardware_key", b"hardware_key", "hostname", b"hostname", "last_seen_at", b"last_seen_at", "lease_id", b"lease_id", "maintenance", b"maintenance", "pool_id", b"pool_id", "protocol_version", b"protocol_version", "status_since", b"status_since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_applied_digest", b"_applied_digest", "_applied_snapshot_id", b"_applied_snapshot_id", "_boot_id", b"_boot_id", "_daemon_version", b"_daemon_version", "_hardware_key", b"_hardware_key", "_hostname", b"_hostname", "_lease_id", b"_lease_id", "_pool_id", b"_pool_id", "_protocol_version", b"_protocol_version", "applied_digest", b"applied_digest", "applied_snapshot_id", b"applied_snapshot_id", "atoms", b"atoms", "boot_id", b"boot_id", "collected_at", b"collected_at", "conditions", b"conditions", "connected", b"connected", "created_at", b"created_at", "daemon_version", b"daemon_version", "devices", b"devices", "epoch", b"epoch", "hardware_key", b"hardware_key", "hardware_key_trusted", b"hardware_key_trusted", "hostname", b"hostname", "id", b"id", "kind", b"kind", "labels", b"labels", "last_seen_at", b"last_seen_at", "lease_id", b"lease_id", "maintenance", b"maintenance", "missing", b"missing", "no_schedule_reasons", b"no_schedule_reasons", "pool_id", b"pool_id", "protocol_version", b"protocol_version", "status", b"status", "status_since", b"status_since", "tenant_id", b"tenant_id", "trust", b"trust", "verdicts", b"verdicts", "would_no_schedule", b"would_no_schedule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_applied_digest", b"_applied_digest", "_applied_snapshot_id", b"_applied_snapshot_id", "_boot_id", b"_boot_id", "_daemon_version", b"_daemon_version", "_hardware_key", b"_hardware_key", "_hostname", b"_hostname", "_lease_id", b"_lease_id", "_pool_id", b"_pool_id", "_protocol_version", b"_protocol_version", "applied_digest", b"applied_digest", "applied_snapshot_id", b"applied_snapshot_id", "atoms", b"atoms", "boot_id", b"boot_id", "collected_at", b"collected_at", "conditions", b"conditions", "connected", b"connected", "created_at", b"created_at", "daemon_version", b"daemon_version", "devices", b"devices", "draining", b"draining", "epoch", b"epoch", "hardware_key", b"hardware_key", "hardware_key_trusted", b"hardware_key_trusted", "hostname", b"hostname", "id", b"id", "kind", b"kind", "labels", b"labels", "last_seen_at", b"last_seen_at", "lease_id", b"lease_id", "maintenance", b"maintenance", "missing", b"missing", "no_schedule_reasons", b"no_schedule_reasons", "pool_id", b"pool_id", "protocol_version", b"protocol_version", "status", b"status", "status_since", b"status_since", "tenant_id", b"tenant_id", "trust", b"trust", "verdicts", b"verdicts", "would_no_schedule", b"would_no_schedule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__applied_digest: _TypeAlias = _typing.Literal["applied_digest"]  # noqa: Y015
     _WhichOneofArgType__applied_digest: _TypeAlias = _typing.Literal["_applied_digest", b"_applied_digest"]  # noqa: Y015

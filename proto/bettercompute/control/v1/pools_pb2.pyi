@@ -286,6 +286,104 @@ class PoolsServiceDeleteResponse(_message.Message):
 Global___PoolsServiceDeleteResponse: _TypeAlias = PoolsServiceDeleteResponse  # noqa: Y015
 
 @_typing.final
+class PoolsServiceResumeRemediationRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    pool_id: _builtins.str
+    reason: _builtins.str
+    """why, for the audit; needed"""
+    tenant_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        pool_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        tenant_id: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id", "pool_id", b"pool_id", "reason", b"reason", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__tenant_id: _TypeAlias = _typing.Literal["tenant_id"]  # noqa: Y015
+    _WhichOneofArgType__tenant_id: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant_id) -> _WhichOneofReturnType__tenant_id | None: ...
+
+Global___PoolsServiceResumeRemediationRequest: _TypeAlias = PoolsServiceResumeRemediationRequest  # noqa: Y015
+
+@_typing.final
+class PoolsServiceConfirmHygieneRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_ID_FIELD_NUMBER: _builtins.int
+    CONDITION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    pool_id: _builtins.str
+    condition: _builtins.str
+    """"NotReporting", ...: raised from now on, however many nodes it is of, until it is of fewer"""
+    reason: _builtins.str
+    """why, for the audit; needed"""
+    tenant_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        pool_id: _builtins.str = ...,
+        condition: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        tenant_id: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id", "condition", b"condition", "pool_id", b"pool_id", "reason", b"reason", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__tenant_id: _TypeAlias = _typing.Literal["tenant_id"]  # noqa: Y015
+    _WhichOneofArgType__tenant_id: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant_id) -> _WhichOneofReturnType__tenant_id | None: ...
+
+Global___PoolsServiceConfirmHygieneRequest: _TypeAlias = PoolsServiceConfirmHygieneRequest  # noqa: Y015
+
+@_typing.final
+class PoolsServiceMaintenanceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_ID_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    TENANT_ID_FIELD_NUMBER: _builtins.int
+    pool_id: _builtins.str
+    end: _builtins.bool
+    """it is over"""
+    reason: _builtins.str
+    """why, for the audit; needed"""
+    tenant_id: _builtins.str
+    @_builtins.property
+    def until(self) -> _timestamp_pb2.Timestamp:
+        """when it ends by itself; absent: with `end`"""
+
+    def __init__(
+        self,
+        *,
+        pool_id: _builtins.str = ...,
+        until: _timestamp_pb2.Timestamp | None = ...,
+        end: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+        tenant_id: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id", "tenant_id", b"tenant_id", "until", b"until"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id", "end", b"end", "pool_id", b"pool_id", "reason", b"reason", "tenant_id", b"tenant_id", "until", b"until"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__tenant_id: _TypeAlias = _typing.Literal["tenant_id"]  # noqa: Y015
+    _WhichOneofArgType__tenant_id: _TypeAlias = _typing.Literal["_tenant_id", b"_tenant_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant_id) -> _WhichOneofReturnType__tenant_id | None: ...
+
+Global___PoolsServiceMaintenanceRequest: _TypeAlias = PoolsServiceMaintenanceRequest  # noqa: Y015
+
+@_typing.final
 class Pool(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -300,6 +398,7 @@ class Pool(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     CREATED_AT_FIELD_NUMBER: _builtins.int
     TENANT_ID_FIELD_NUMBER: _builtins.int
+    STOPS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     name: _builtins.str
     kind: _builtins.str
@@ -318,6 +417,10 @@ class Pool(_message.Message):
 
     @_builtins.property
     def created_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def stops(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolStop]:
+        """what does not go on in it now, sorted by kind"""
+
     def __init__(
         self,
         *,
@@ -332,13 +435,52 @@ class Pool(_message.Message):
         revision: _builtins.int = ...,
         created_at: _timestamp_pb2.Timestamp | None = ...,
         tenant_id: _builtins.str = ...,
+        stops: _abc.Iterable[Global___PoolStop] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_gpu_model", b"_gpu_model", "created_at", b"created_at", "gpu_model", b"gpu_model", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpu_model", b"_gpu_model", "created_at", b"created_at", "gpu_model", b"gpu_model", "id", b"id", "kind", b"kind", "mode", b"mode", "name", b"name", "nodes", b"nodes", "policy", b"policy", "revision", b"revision", "sharing", b"sharing", "tenant_id", b"tenant_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpu_model", b"_gpu_model", "created_at", b"created_at", "gpu_model", b"gpu_model", "id", b"id", "kind", b"kind", "mode", b"mode", "name", b"name", "nodes", b"nodes", "policy", b"policy", "revision", b"revision", "sharing", b"sharing", "stops", b"stops", "tenant_id", b"tenant_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__gpu_model: _TypeAlias = _typing.Literal["gpu_model"]  # noqa: Y015
     _WhichOneofArgType__gpu_model: _TypeAlias = _typing.Literal["_gpu_model", b"_gpu_model"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu_model) -> _WhichOneofReturnType__gpu_model | None: ...
 
 Global___Pool: _TypeAlias = Pool  # noqa: Y015
+
+@_typing.final
+class PoolStop(_message.Message):
+    """Something that does not go on in a pool."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    CONFIRMED_BY_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """"remediation" (the breaker), "maintenance" (a person), or a condition that hygiene would raise on too many nodes at once."""
+    confirmed_by: _builtins.str
+    """of a condition: by whom it is raised nevertheless"""
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def detail(self) -> _struct_pb2.Struct:
+        """of remediation {nodes, limit}; of maintenance {by, reason, until?}; of a condition {nodes}"""
+
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        since: _timestamp_pb2.Timestamp | None = ...,
+        detail: _struct_pb2.Struct | None = ...,
+        confirmed_by: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_confirmed_by", b"_confirmed_by", "confirmed_by", b"confirmed_by", "detail", b"detail", "since", b"since"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confirmed_by", b"_confirmed_by", "confirmed_by", b"confirmed_by", "detail", b"detail", "kind", b"kind", "since", b"since"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__confirmed_by: _TypeAlias = _typing.Literal["confirmed_by"]  # noqa: Y015
+    _WhichOneofArgType__confirmed_by: _TypeAlias = _typing.Literal["_confirmed_by", b"_confirmed_by"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__confirmed_by) -> _WhichOneofReturnType__confirmed_by | None: ...
+
+Global___PoolStop: _TypeAlias = PoolStop  # noqa: Y015
