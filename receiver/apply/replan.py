@@ -31,16 +31,18 @@ ON CONFLICT (node_id) DO UPDATE SET reason = excluded.reason, queued_at = exclud
 """
 _QUEUE_NODES = _QUEUE.format("n.id = ANY(%(nodes)s)")
 _QUEUE_POOL = _QUEUE.format("n.pool_id = %(pool)s")
+# (A tenant's node is not planned until the lease ends: it is found then.)
+_WAITING = "n.trust = 'platform' AND NOT EXISTS (SELECT FROM replan r WHERE r.node_id = n.id)"
 # Planned with an older version of a table. (While receivers of two versions run, only the newer ones say so.)
 _QUEUE_OUTDATED = _QUEUE.format(
-    """n.plan_key IS NOT NULL AND NOT EXISTS (SELECT FROM replan r WHERE r.node_id = n.id)
+    f"""n.plan_key IS NOT NULL AND {_WAITING}
     AND EXISTS (SELECT FROM jsonb_each_text(%(tables)s) AS t(name, version)
                 WHERE coalesce((n.plan_key ->> t.name)::numeric, 0) < t.version::numeric)"""
 )
 # What a trigger or a plan cannot see, because the other transaction had not ended then: a booking that ended while a plan kept
 # something for it; a device or key that was let go while a plan found that another node has it.
 _QUEUE_MISSED = _QUEUE.format(
-    f"""NOT EXISTS (SELECT FROM replan r WHERE r.node_id = n.id) AND n.id IN (
+    f"""{_WAITING} AND n.id IN (
       SELECT a.node_id FROM atoms a WHERE (a.retiring OR a.reason = '{GONE}') AND NOT EXISTS (
         SELECT FROM bookings b WHERE b.atom_id = a.id AND b.atom_generation = a.generation AND b.ended_at IS NULL)
       UNION SELECT d.node_id FROM devices d WHERE NOT d.present AND NOT EXISTS (

@@ -251,6 +251,17 @@ def test_a_device_that_is_let_go_while_another_node_reports_it_is_seen_later(dat
         assert replan.queue_missed(first) == 0
 
 
+def test_what_a_tenants_node_keeps_is_not_looked_for_until_the_lease_ends(joined: Connection) -> None:
+    adopted(joined)
+    joined.execute("UPDATE devices SET present = false")
+    joined.execute("UPDATE nodes SET trust = 'tenant-controlled', plan_key = '{}' WHERE id = %s", [NODE])
+    assert replan.queue_missed(joined) == replan.queue_outdated(joined) == 0
+    joined.execute("UPDATE nodes SET trust = 'platform' WHERE id = %s", [NODE])
+    assert replan.queue_missed(joined) == 1
+    joined.execute("DELETE FROM replan")
+    assert replan.queue_outdated(joined) == 1
+
+
 # ---------------------------------------------------------------- the queue
 
 
