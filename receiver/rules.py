@@ -1,4 +1,4 @@
-"""The rules as a library (SPEC B): each function takes an open transaction, locks the node and writes what follows. Tables as data.
+"""The rules as a library (SPEC B): each function takes an open transaction, locks the node, writes what follows. Tables as data.
 
 For programs that hold a connection to the receiver's database: metal's workflows end a lease here, a test plays a report.
 """
