@@ -48,9 +48,19 @@ _NUMBER = re.compile(r"[0-9]{1,18}")
 # A transaction below this horizon has ended: nothing can appear behind a cursor that stays below it.
 HORIZON: ColumnElement[int] = literal_column("pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
 # A page is a few rows of big tables, found by values of which some are rare and some common. So each statement is planned for its
-# own values, no table is read whole where an index leads, and nothing is compiled or shared out to processes.
-_READER = (
-    "SET plan_cache_mode = force_custom_plan; SET enable_seqscan = off; SET jit = off; SET max_parallel_workers_per_gather = 0"
+# own values, no table is read whole where an index leads, and nothing is compiled or shared out to processes. Looking up one
+# label of each node of a fleet costs more than walking along the labels: the database's own weights, for a table that is found
+# whole in memory, let it look up (1.3 s instead of 0.2 s for a selector of five that 100,000 nodes do not meet, measured).
+_READER = "; ".join(
+    f"SET {name} = {value}"
+    for name, value in (
+        ("plan_cache_mode", "force_custom_plan"),
+        ("enable_seqscan", "off"),
+        ("enable_memoize", "off"),
+        ("random_page_cost", "8"),
+        ("jit", "off"),
+        ("max_parallel_workers_per_gather", "0"),
+    )
 )
 
 
@@ -103,7 +113,7 @@ def number(cursor: str) -> int | None:
 
 def _nodes(scope: Scope) -> Select[Any]:
     """Nodes, and whether each is `online`: `connected` may be left over from a receiver that was killed, `last_seen` tells."""
-    online = and_(nodes.c.connected, nodes.c.last_seen > func.now() - ONLINE).label("online")
+    online = and_(nodes.c.connected, nodes.c.last_seen > func.bc_clock() - ONLINE).label("online")
     return visible(select(nodes, online), nodes, scope)
 
 

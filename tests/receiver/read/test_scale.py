@@ -13,7 +13,7 @@ from receiver.read.tokens import Scope
 from receiver.store.embedded import EmbeddedPostgres
 from tests.receiver.read import large
 from tests.receiver.read.fleet import EVERYTHING, NODES, Fleet, made, scans
-from tests.receiver.read.large import BUSY, QUIET, device_id, image, node_id, pool_id, snapshot_id
+from tests.receiver.read.large import BUSY, QUIET, command_id, device_id, image, node_id, pool_id, run_id, snapshot_id
 from tests.repetitions import within
 
 PAGE, NOTHING = within(0.05), within(0.5)  # seconds
@@ -46,7 +46,7 @@ LATE = f"{node_id(NODES - 8)}/GPU/0"  # a cursor of atoms.list near its end
 
 # Each method of the API that reads, and how many rows of one table a page may take: a page of nodes has their labels and atoms,
 # and a selector may have to look at each node once.
-OF_PAGE, OF_FLEET = 10_000, round(1.3 * NODES)
+OF_PAGE, OF_FLEET = 15_000, round(1.3 * NODES)
 QUESTIONS: dict[str, list[tuple[int, dict[str, str]]]] = {
     "inventory.get": [(OF_PAGE, {"nodeId": node_id(5)}), (OF_PAGE, {"nodeId": node_id(5), "snapshotId": snapshot_id(5)})],
     "inventory.history": [(OF_PAGE, {"nodeId": node_id(5)})],
@@ -84,6 +84,26 @@ QUESTIONS: dict[str, list[tuple[int, dict[str, str]]]] = {
     "pools.get": [(OF_PAGE + NODES // 10, {"poolId": pool_id(3)})],
     "devices.get": [(OF_PAGE, {"deviceId": device_id(50, 3)})],
     "devices.history": [(OF_PAGE, {"deviceId": device_id(50, 3)}), (OF_PAGE, {"serial": "165000403"})],
+    "acceptance.get": [(OF_PAGE, {"nodeId": node_id(5)}), (OF_PAGE, {"nodeId": node_id(5), "attempt": "1"})],
+    "commands.get": [(OF_PAGE, {"commandId": command_id(50, 2)})],
+    "commands.list": [
+        *((OF_PAGE, {"cursor": one}) for one in ("", command_id(50, 1))),
+        *((OF_PAGE, {"nodeId": node_id(50), **keys}) for keys in ({}, {"kind": "node.reboot"}, {"state": "failed"})),
+        *((OF_PAGE, {"state": one}) for one in ("open", "queued", "sent", "succeeded", "failed", "cancelled")),
+        *((OF_PAGE, {"kind": one}) for one in ("diag.nvml", "node.reboot", "nope")),
+        (OF_PAGE, {"kind": "node.reboot", "state": "sent"}),
+        (OF_PAGE, {"kind": "diag.nvml", "state": "failed"}),
+    ],
+    "remediation.get": [(OF_PAGE, {"runId": run_id(50)})],
+    "remediation.list": [
+        *((OF_PAGE, {"cursor": one}) for one in ("", run_id(100))),
+        (OF_PAGE, {"nodeId": node_id(50)}),
+        *((OF_PAGE, {"poolId": pool_id(10), **keys}) for keys in ({}, {"state": "open"}, {"state": "cancelled"})),
+        (OF_PAGE, {"poolId": pool_id(3), "state": "failed"}),
+        *((OF_PAGE, {"state": one}) for one in ("open", "queued", "running", "succeeded", "failed", "cancelled")),
+        *((OF_PAGE, {"escalated": one}) for one in ("true", "false")),
+        (OF_PAGE, {"escalated": "true", "state": "cancelled"}),
+    ],
     "events.list": [
         (OF_PAGE, {}),
         (OF_PAGE, {"nodeId": node_id(QUIET)}),
