@@ -2,6 +2,7 @@
 
 Channel `bc_sessions`, payload `<nodeId> <epoch>`: every stream of that node with a lower epoch is superseded. Channel
 `bc_disbelieved`, the same payload: what streams up to this epoch say is not believed any more (SPEC B2, Trust), they are to end.
+A node that is retired or deleted has no session (SPEC B0): its Hello is refused.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,9 @@ from typing import Any
 from bettercompute.contract.sections import ADVISORY
 
 from receiver import ids
+from receiver.errors import Refused
 from receiver.events import event
+from receiver.planning.devices import OUT
 from receiver.planning.labels import driver_labels
 from receiver.store.database import Connection
 from receiver.store.events import publish
@@ -33,10 +36,10 @@ WITH old AS (
     SELECT id, epoch, boot_id, instance_id,
       epoch > 0 AND %(previous)s::bigint IS DISTINCT FROM epoch
         AND (boot_id, instance_id) IS DISTINCT FROM (%(boot)s, %(instance)s) AS alternation
-    FROM nodes WHERE id = %(node)s),
+    FROM nodes WHERE id = %(node)s AND status <> ALL(%(out)s)),
   node AS (
     UPDATE nodes n SET epoch = n.epoch + 1, session_trust_epoch = n.trust_epoch, connected = true, receiver_id = %(receiver)s,
-      boot_id = %(boot)s, instance_id = %(instance)s, last_seen = now(),
+      boot_id = %(boot)s, instance_id = %(instance)s, last_seen = bc_clock(),
       applied_digest = CASE WHEN n.trust <> 'platform' OR n.applied_digest NOT LIKE '{ADVISORY}%%' THEN n.applied_digest END,
       {_FACTS}
     FROM old WHERE n.id = old.id
@@ -67,15 +70,21 @@ FROM gone g WHERE (s.node_id, s.epoch) = (g.node_id, g.epoch) AND s.ended_at IS 
 """
 
 
+class Revoked(Refused):
+    """The node may have no session: it is out for good, until a join with a token bound to it."""
+
+
 def hello(tx: Connection, node_id: str, facts: HelloFacts, mint: ids.Mint = ids.mint) -> SessionStart:
     """Begins a session. A node that is not known is created in `facts.tenant_id`, and `node.joined` tells of it.
 
-    Raises psycopg.DataError for a previous epoch that no bigint holds, which was never one of ours.
+    Raises Revoked for a node that is retired or deleted, of which nothing is changed then, and psycopg.DataError for a previous
+    epoch that no bigint holds, which was never one of ours.
     """
     created = tx.execute(_CREATE, [node_id, facts.tenant_id]).rowcount == 1
     lock_node(tx, node_id)
-    row = tx.execute(_BEGIN, {"previous": facts.previous_epoch, **_arguments(node_id, facts)}).fetchone()
-    assert row is not None  # just made sure of, and nodes are never deleted
+    row = tx.execute(_BEGIN, {"previous": facts.previous_epoch, "out": list(OUT), **_arguments(node_id, facts)}).fetchone()
+    if row is None:
+        raise Revoked(f"node {node_id} is out for good: if it is only retired, a join with a token bound to it brings it back")
     tenant, epoch, digest, plan_rev, alternation, _ = row
     told = [event("node.joined", {"by": "hello"})] if created else []
     if alternation:

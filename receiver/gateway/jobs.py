@@ -102,12 +102,15 @@ class Jobs:
             self.receiver_id,
         )
 
-    async def begin(self, stream: Stream, job: work.Begin) -> work.Begun:
-        """Takes the next epoch; an older stream of the node ends."""
+    async def begin(self, stream: Stream, job: work.Begin) -> work.Begun | work.Leave:
+        """Takes the next epoch; an older stream of the node ends. One that may have no session is sent away."""
         facts = self._facts(job.hello)
-        start, standing = await self.transaction(
-            lambda tx: (session.hello(tx, stream.node_id, facts), telemetry.standing(tx, stream.node_id))
-        )
+        try:
+            start, standing = await self.transaction(
+                lambda tx: (session.hello(tx, stream.node_id, facts), telemetry.standing(tx, stream.node_id))
+            )
+        except session.Revoked as error:
+            return work.Leave(m.End("revoked", None, str(error)))
         stream.telemetry = Telemetry.begin(self.levels, standing, facts.boot_id)
         self.registry.begun(stream, start.epoch, start.plan_rev)
         return work.Begun(start)

@@ -7,11 +7,11 @@ import pytest
 
 from receiver.apply import nodes
 from receiver.apply.replan import drain
-from receiver.apply.session import hello
+from receiver.apply.session import Revoked, hello
 from receiver.apply.status import record_status
 from receiver.errors import Invalid, NotFound, Refused
 from receiver.store.database import Connection
-from receiver.values import Condition, HelloFacts, Status
+from receiver.values import Condition, Driver, HelloFacts, Status
 from tests.receiver.builders import NODE, OTHER, apply, count, gpu, gpus, host, join, offer, told
 
 GPU = "GPU-00000000"
@@ -154,14 +154,30 @@ def test_a_retired_node_has_no_devices_and_its_history_is_kept(tx: Connection) -
 
 
 def test_what_a_retired_node_reports_brings_no_device_back(tx: Connection) -> None:
-    in_service(tx)
+    epoch = in_service(tx)
     nodes.retire(tx, NODE)
     for _ in range(2):
         apply(tx, host())
-        epoch = join(tx)
         record_status(tx, NODE, epoch, Status(offer(host()).digest))
         drain(tx)
     assert (column(tx, "status"), count(tx, "devices")) == ("retired", 0)
+
+
+@pytest.mark.parametrize("orders", [(nodes.retire,), (nodes.retire, nodes.delete)], ids=["retired", "deleted"])
+def test_the_hello_of_a_node_that_is_out_is_refused_and_changes_nothing(tx: Connection, orders: tuple[Any, ...]) -> None:
+    in_service(tx)
+    for order in orders:
+        order(tx, NODE)
+    before = [
+        tx.execute(f"SELECT t FROM {table} t ORDER BY t").fetchall() for table in ("nodes", "sessions", "events", "node_labels")
+    ]
+    driver = Driver("libvirt-kvm", "10.0.0", ("vm",))
+    with pytest.raises(Revoked, match=rf"{NODE} is out for good"):
+        hello(tx, NODE, HelloFacts("0.3", "0.2.0", "boot-2", "instance-2", 1, (driver,)))
+    after = [
+        tx.execute(f"SELECT t FROM {table} t ORDER BY t").fetchall() for table in ("nodes", "sessions", "events", "node_labels")
+    ]
+    assert after == before
 
 
 def test_a_retire_is_refused_while_a_booking_is_live_and_taken_when_it_has_ended(tx: Connection) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 
 import psycopg
+import pytest
 from bettercompute.agent.v1 import session_pb2 as wire
 
 from receiver.apply import nodes, trust
@@ -15,8 +16,8 @@ from tests.receiver.live import Live, live, serving
 def act(served: Live, what: str, node_id: str) -> None:
     """As another receiver's API does it: all that this one hears is the notification."""
     with psycopg.connect(served.database) as tx:
-        if what == "retire":
-            nodes.retire(tx, node_id)
+        if order := {"retire": nodes.retire, "delete": nodes.delete}.get(what):
+            order(tx, node_id)
         else:
             trust.set_trust(tx, node_id, what, "lease-1")
 
@@ -58,6 +59,22 @@ async def test_the_stream_of_a_retired_node_ends(served: Live) -> None:
     await daemon.connect()
     act(served, "retire", daemon.node_id)
     assert (await ending(daemon)).reason == wire.SESSION_END_REASON_DRAINING
+
+
+@live
+async def test_a_node_that_is_retired_or_deleted_is_refused_at_hello_for_as_long_as_it_is(served: Live) -> None:
+    node = (await served.in_service(host())).node_id
+    for order in ("retire", "delete"):
+        act(served, order, node)
+        back = served.daemon(node_id=node, epoch=1)
+        with pytest.raises(Over) as refused:
+            await back.connect()
+        end = refused.value.end
+        assert end is not None
+        assert (end.reason, node in end.detail) == (wire.SESSION_END_REASON_REVOKED, True)
+    assert served.rows("SELECT status, epoch FROM nodes") == [("deleted", 1)]
+    assert served.rows("SELECT count(*) FROM sessions") == [(1,)]
+    assert served.receiver.registry.streams.get(node, set()) == set()
 
 
 def test_a_notification_that_was_missed_is_made_up_for(database: str) -> None:
