@@ -56,7 +56,8 @@ _OUTSTANDING = f"SELECT c.node_id, c.id FROM commands c JOIN nodes n ON n.id = c
 _RECORD = """
 WITH known AS (SELECT id FROM commands WHERE id = %(id)s AND node_id = %(node)s),
   ended AS (
-    UPDATE commands c SET state = %(status)s, reason = %(reason)s, result = %(result)s, finished_at = now()
+    UPDATE commands c SET state = %(status)s, reason = %(reason)s, result = %(result)s, finished_at = now(),
+      inventory_rev = (SELECT n.inventory_rev FROM nodes n WHERE n.id = c.node_id)
     FROM known WHERE c.id = known.id AND c.finished_at IS NULL
     RETURNING c.kind)
 SELECT ended.kind FROM known LEFT JOIN ended ON true

@@ -5,14 +5,14 @@ differ (receiver/store/view.py). So planning twice plans nothing, and one more r
 Times are the database's: rows do not carry them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from google.protobuf.message import Message
 
 from receiver.planning.policy import Policy
-from receiver.values import ConditionStatus, Event, Json, Payload
+from receiver.values import RUN_ENDED, ConditionStatus, Event, Json, Payload
 
 ConditionKey = tuple[str, str]  # type, device
 FaultKey = tuple[str, str]  # code, device
@@ -20,11 +20,16 @@ AtomKey = tuple[str, int]  # id, generation
 HealthKey = tuple[str, str, str, str]  # device, source, code, boot
 HealthSource = Literal["xid", "inventory"]
 LabelSource = Literal["inventory", "system", "operator"]
+RunKind = Literal["node.reboot", "gpu.reset", "diag.nvml", "diag.dcgm"]
+RunState = Literal["queued", "waiting", "running", "verifying", "succeeded", "failed", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The pool of a node. Words as in values.py; `revision` is raised by every edit of the pool or its policy."""
+    """The pool of a node. Words as in values.py; `revision` is raised by every edit of the pool or its policy.
+
+    `paused`: the breaker has tripped, no repair is queued or started (SPEC B8). `maintenance`: a person has the whole pool.
+    """
 
     id: str
     name: str = ""
@@ -34,11 +39,15 @@ class Pool:
     mode: str = "enforce"
     policy: Policy = field(default_factory=Policy)
     revision: int = 1
+    paused: bool = False
+    maintenance: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
     """The node's own columns that plans change. Reasons are the types of owner `health`, sorted; others' are never touched.
+
+    `draining`: it takes no bookings, for it is to be rebooted. `unhealthy`: something is broken, see planning/breaker.py.
 
     `inventory_boot`: the boot in which the applied inventory was last collected or confirmed. `baseline`: of the last passed
     acceptance, what inventory_conditions.baseline() gives. `plan_key`: see planning/node.py.
@@ -52,6 +61,8 @@ class Node:
     maintenance_by: str | None = None
     maintenance_reason: str | None = None
     maintenance_until: str | None = None  # RFC 3339
+    draining: bool = False
+    unhealthy: bool = False
     attempt: int = 1  # of acceptance; another one begins with nodes.adopt
     no_schedule_reasons: tuple[str, ...] = ()
     would_no_schedule: tuple[str, ...] = ()
@@ -214,6 +225,89 @@ class HardwareKey:
 
 
 @dataclass(frozen=True, slots=True)
+class Cause:
+    """What a run is for: a fault (source `xid`) or finding (source `inventory`) of a GPU, or an SXid of a switch (its bus id)."""
+
+    device_id: str
+    source: HealthSource
+    code: str
+    boot_id: str = ""
+
+    @property
+    def key(self) -> HealthKey:
+        """The key of the row of device health; of a switch's, which has none, in the same form."""
+        return self.device_id, self.source, self.code, self.boot_id
+
+    def as_json(self) -> Payload:
+        """As it is stored and told."""
+        return {"deviceId": self.device_id, "source": self.source, "code": self.code, "bootId": self.boot_id}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A repair (SPEC B8). Those that have not ended are loaded.
+
+    `devices`: UUIDs, sorted: a reset's group; of a reboot the GPUs that it has to bring back. `causes`: Cause.as_json().
+    `payload`: of a diagnosis' command. `by`: who ordered it; empty: a fault did. `force`: it waits for nothing. `boot_id`: the
+    node's when it was queued. `observed`: it only tells what would be done.
+    """
+
+    id: str
+    kind: RunKind
+    pool_id: str | None = None
+    devices: Sequence[str] = ()
+    causes: Sequence[Payload] = ()
+    payload: Payload = field(default_factory=dict)
+    by: str = ""
+    force: bool = False
+    state: RunState = "queued"
+    escalated: bool = False
+    observed: bool = False
+    reason: str = ""
+    boot_id: str = ""
+    command_id: str | None = None
+
+    @property
+    def key(self) -> str:
+        """Its id."""
+        return self.id
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more comes of it."""
+        return self.state in RUN_ENDED
+
+    @property
+    def cause_keys(self) -> frozenset[HealthKey]:
+        """What it is for, as rows of device health are keyed."""
+        return frozenset(Cause(one["deviceId"], one["source"], one["code"], one["bootId"]).key for one in self.causes)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A run that is to be: it gets an id when it is stored (planning/remediation.py, `place`). Fields as Run's."""
+
+    kind: RunKind
+    devices: Sequence[str] = ()
+    causes: Sequence[Payload] = ()
+    payload: Payload = field(default_factory=dict)
+    by: str = ""
+    force: bool = False
+    observed: bool = False
+    reason: str = ""
+    boot_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A line in a run's history: the state that it has from now on, or still, and why."""
+
+    run_id: str
+    state: RunState
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Booking:
     """A live booking of one generation of an atom."""
 
@@ -231,7 +325,9 @@ class Facts:
     decoded; None: this plan is not about the inventory, and rules of the inventory do not run. `fresh`: the names of those that
     the applied snapshot itself has without error and the last report does not lack. `owners`: of reported devices that another
     node has, that node. `same_key`: other nodes whose trusted hardware key is the one that these sections give. `online`: a
-    session is open that began since the last lease ended.
+    session is open that began since the last lease ended. `tried`: open faults that a run was for since they opened, and whether
+    that run only observed. `disrupted`: somebody disrupts the node, and has said so in `disruptions`. `dry_run`: this receiver
+    only records what it would do to it.
     """
 
     node_id: str
@@ -247,6 +343,9 @@ class Facts:
     bookings: tuple[Booking, ...] = ()
     owners: Mapping[str, str] = field(default_factory=dict)
     same_key: tuple[str, ...] = ()
+    tried: frozenset[tuple[HealthKey, bool]] = frozenset()
+    disrupted: bool = False
+    dry_run: bool = False
 
     @property
     def booked_devices(self) -> frozenset[str]:
@@ -289,7 +388,11 @@ class Draft:
     health: dict[HealthKey, Health] = field(default_factory=dict)
     faults: dict[FaultKey, Counted] = field(default_factory=dict)
     labels: dict[str, Label] = field(default_factory=dict)
+    runs: dict[str, Run] = field(default_factory=dict)
     hardware: HardwareKey | None = None
+    orders: list[Order] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    turns: list[str] = field(default_factory=list)  # the node turned unhealthy: by what
     events: list[Event] = field(default_factory=list)
     history: list[History] = field(default_factory=list)
     notices: list[Notice] = field(default_factory=list)
@@ -310,7 +413,7 @@ class Draft:
         return same
 
 
-TABLES = ("conditions", "devices", "atoms", "generations", "health", "faults", "labels")
+TABLES = ("conditions", "devices", "atoms", "generations", "health", "faults", "labels", "runs")
 
 
 def set_conditions(draft: Draft, types: Iterable[str], wanted: Iterable[ConditionRow], keep_unseen: bool = False) -> None:

@@ -176,6 +176,7 @@ def write(statement: Statement, loaded: Loaded, offer: Offer, bodies: Mapping[st
             if step.snapshot_id is not None:
                 statement.set("applied_snapshot_id", step.snapshot_id)
                 statement.set("plan_rev", expression="nodes.plan_rev + 1")
+                statement.set("inventory_rev", expression="nodes.inventory_rev + 1")
     set_to = {step.name: [step.hash, plan.snapshot_id, *_unlisted(step)] for step in steps if isinstance(step, SetBaseline)}
     if set_to:
         statement.set("section_baselines", set_to, "nodes.section_baselines || a.section_baselines")

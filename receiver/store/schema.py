@@ -117,6 +117,7 @@ nodes = Table(
     # snapshot that had it; `gpus` with those that it does not list although nothing says that they are gone
     c.json("section_baselines", "{}"),
     c.json("plan_key"),
+    c.number("inventory_rev", 0),  # raised by every collection that is applied, or confirmed as what was applied
     c.number("plan_rev", 0),  # raised by every writer but the node's own reports: the gateway's cached verdicts end
     # the session
     c.number("epoch", 0),
@@ -139,6 +140,7 @@ nodes = Table(
     c.json("baseline"),  # of the last passed acceptance
     c.number("attempt", 1),  # of acceptance
     c.flag("draining"),  # it is being disrupted
+    c.flag("unhealthy"),  # something is broken: planning/breaker.py
     c.time("certificate_from"),  # of its client certificate's life
     c.time("certificate_until"),
     # The node's part of what is bookable (SPEC B0).
@@ -154,6 +156,7 @@ nodes = Table(
     Index(None, "tenant_id", "id"),
     Index(None, "pool_id", "id"),
     Index(None, "status", "id"),
+    Index("ix_nodes_in_service", "pool_id", "unhealthy", postgresql_where=text("status = 'adopted'")),
     Index("ix_nodes_placeable", "id", postgresql_where=text("placeable")),
 )
 
@@ -373,7 +376,13 @@ commands = Table(
     c.moment("created_at"),
     c.time("sent_at"),
     c.time("finished_at"),
+    Column("inventory_rev", BigInteger),  # the node's when it ended: a higher one is a later collection
     UniqueConstraint("node_id", "idempotency_key"),
     c.words("state", values.COMMAND_STATES),
+    Index(None, "node_id", "id"),
+    Index(None, "tenant_id", "id"),
+    Index(None, "kind", "state", "id"),
+    Index(None, "state", "id"),
+    Index("ix_commands_ended", "finished_at", postgresql_where=text("finished_at IS NOT NULL")),
     Index("ix_commands_open", "node_id", postgresql_where=text("finished_at IS NULL")),
 )

@@ -41,6 +41,7 @@ remediation_runs = Table(
     c.text("kind"),
     c.json("devices", "[]"),  # UUIDs in order: a reset's group; of a reboot the GPUs that it is for
     c.json("causes", "[]"),  # [{code, deviceId, bootId, source}]
+    c.json("payload", "{}"),  # of a diagnosis' command
     c.text("by", ""),  # who ordered it; empty: nobody, a fault did
     c.flag("force"),
     c.text("state", "queued"),
@@ -58,7 +59,10 @@ remediation_runs = Table(
     CheckConstraint(f"(state IN ({_ENDED})) = (ended_at IS NOT NULL)", name="ended"),
     Index("ix_remediation_runs_open", "node_id", postgresql_where=OPEN),
     Index(None, "node_id", "created_at"),
+    Index(None, "node_id", "id"),
     Index(None, "pool_id", "id"),
+    Index(None, "state", "id"),
+    Index("ix_remediation_runs_escalated", "id", postgresql_where=text("escalated")),
     Index(None, "tenant_id", "id"),
 )
 

@@ -24,7 +24,7 @@ _TOUCH = """
 WITH seen AS (
   SELECT n.id FROM nodes n JOIN unnest(%s::text[], %s::bigint[]) AS s(id, epoch) ON s.id = n.id AND s.epoch = n.epoch
   ORDER BY n.id FOR NO KEY UPDATE OF n SKIP LOCKED)
-UPDATE nodes n SET last_seen = now() FROM seen WHERE n.id = seen.id RETURNING n.id, n.plan_rev
+UPDATE nodes n SET last_seen = bc_clock() FROM seen WHERE n.id = seen.id RETURNING n.id, n.plan_rev
 """
 
 
@@ -61,6 +61,8 @@ def write(statement: Statement, stored: Stored, status: Status, steps: Sequence[
     for column, value in _columns(status).items():
         if value != _columns(stored.status)[column]:
             statement.set(column, value)
+    if status.collected_at not in (None, stored.status.collected_at) and status.digest == stored.current.applied_digest:
+        statement.set("inventory_rev", expression="nodes.inventory_rev + 1")
     missing.write(statement, steps)
 
 

@@ -12,13 +12,16 @@ from typing import Any
 from receiver.ids import Mint
 from receiver.planning import view
 from receiver.planning.policy import parse
+from receiver.planning.remediation import place
 from receiver.planning.view import Booking, Draft, Facts, HardwareKey, Node, Pool
 from receiver.store.database import Connection
 from receiver.store.nodes import lock_node
 from receiver.store.statement import Statement
 from receiver.store.words import jsonb
+from receiver.values import RUN_ENDED
 
 RESERVATIONS = "bc_reservations"
+REMEDIATION = "bc_remediation"  # a run of this node is queued, or may go on
 HEALTH = "health"  # the owner of the receiver's own noScheduleReasons
 
 
@@ -120,20 +123,22 @@ def _names(row: type) -> tuple[str, ...]:
     return tuple(one.name for one in fields(row))
 
 
+_ENDED = ", ".join(f"'{state}'" for state in RUN_ENDED)
+
 TABLES = (
     Table(
         "conditions",
         "conditions",
         view.ConditionRow,
         ("type", "device_id"),
-        changed={"since": "CASE WHEN t.status = r.status THEN t.since ELSE now() END"},
+        changed={"since": "CASE WHEN t.status = r.status THEN t.since ELSE bc_clock() END"},
     ),
     Table(
         "devices",
         "devices",
         view.Device,
         ("id",),
-        changed={"missing_since": "CASE WHEN r.present THEN NULL ELSE coalesce(t.missing_since, now()) END"},
+        changed={"missing_since": "CASE WHEN r.present THEN NULL ELSE coalesce(t.missing_since, bc_clock()) END"},
     ),
     Table("atoms", "atoms", view.Atom, ("id", "generation")),
     Table("generations", "mig_generations", view.Generation, ("atom_id",), follows=True),
@@ -143,23 +148,48 @@ TABLES = (
         view.Health,
         ("device_id", "source", "code", "boot_id"),
         changed={
-            "closed_at": "CASE WHEN r.closed_reason IS NULL THEN NULL ELSE coalesce(t.closed_at, now()) END",
-            "since": "CASE WHEN t.closed_at IS NULL OR r.closed_reason IS NOT NULL THEN coalesce(t.since, now()) ELSE now() END",
+            "closed_at": "CASE WHEN r.closed_reason IS NULL THEN NULL ELSE coalesce(t.closed_at, bc_clock()) END",
+            "since": "CASE WHEN t.closed_at IS NULL OR r.closed_reason IS NOT NULL THEN coalesce(t.since, bc_clock()) "
+            "ELSE bc_clock() END",
         },
         follows=True,
     ),
     Table("faults", "node_faults", view.Counted, ("code", "device_id", "boot_id"), "t.node_id = n.id AND t.boot_id = n.boot_id"),
     Table("labels", "node_labels", view.Label, ("key",)),
+    Table(
+        "runs",
+        "remediation_runs",
+        view.Run,
+        ("id",),
+        "t.node_id = n.id AND t.ended_at IS NULL",
+        changed={
+            "started_at": "CASE WHEN r.state IN ('running', 'verifying') THEN coalesce(t.started_at, bc_clock()) "
+            "ELSE t.started_at END",
+            "verifying_at": "CASE WHEN r.state = 'verifying' THEN coalesce(t.verifying_at, bc_clock()) ELSE t.verifying_at END",
+            "ended_at": f"CASE WHEN r.state IN ({_ENDED}) THEN bc_clock() END",
+        },
+    ),
 )
 
 _NODE = ", ".join(f"'{one.name}', n.{one.name}" for one in fields(Node))
-_POOL = """(SELECT jsonb_build_array(p.id, p.name, p.kind, p.gpu_model, p.sharing, p.mode, p.policy, p.revision)
+_POOL = """(SELECT jsonb_build_array(p.id, p.name, p.kind, p.gpu_model, p.sharing, p.mode, p.policy, p.revision,
+     EXISTS (SELECT FROM pool_stops s WHERE s.pool_id = p.id AND s.kind = 'remediation' AND s.ended_at IS NULL),
+     EXISTS (SELECT FROM pool_stops s WHERE s.pool_id = p.id AND s.kind = 'maintenance' AND s.ended_at IS NULL))
    FROM pools p WHERE p.id = n.pool_id)"""
 _BOOKINGS = """(SELECT jsonb_agg(jsonb_build_array(b.booking_id, b.device_id, b.atom_id, b.atom_generation))
    FROM bookings b WHERE b.node_id = n.id AND b.ended_at IS NULL)"""
 # Of GPUs whose XIDs are counted: one may be another node's by now.
 _OWNERS = """(SELECT jsonb_object_agg(d.id, d.node_id) FROM node_faults f JOIN devices d ON d.id = f.device_id
    WHERE f.node_id = n.id AND f.boot_id = n.boot_id AND d.node_id <> n.id)"""
+# What is open, and had a run since it opened that began, or was left to a person.
+_TRIED = """(SELECT jsonb_agg(DISTINCT
+     jsonb_build_array(c ->> 'deviceId', c ->> 'source', c ->> 'code', c ->> 'bootId', r.observed))
+   FROM (SELECT h.device_id, h.code, h.since FROM device_health h WHERE h.node_id = n.id AND h.closed_at IS NULL
+         UNION ALL SELECT k.device_id, k.type, k.since FROM conditions k
+         WHERE k.node_id = n.id AND k.status = 'true' AND starts_with(k.type, 'SXid')) AS f
+   JOIN remediation_runs r ON r.node_id = n.id AND r.created_at >= f.since AND r.ended_at IS NOT NULL
+     AND (r.started_at IS NOT NULL OR r.escalated OR r.observed)
+   JOIN jsonb_array_elements(r.causes) AS c ON (c ->> 'deviceId', c ->> 'code') = (f.device_id, f.code))"""
 _HARDWARE = ", ".join(f'h."{one.name}"' for one in fields(HardwareKey))
 
 # The expression that a load selects of the node `n`.
@@ -169,7 +199,9 @@ COLUMN = f"""jsonb_build_object(
   'fresh', ARRAY(SELECT jsonb_object_keys(n.section_baselines)
                  EXCEPT SELECT m.name FROM node_missing_sections m WHERE m.node_id = n.id),
   'advisory', n.trust = 'tenant-controlled' OR n.session_trust_epoch < n.trust_epoch,
-  'pool', {_POOL}, 'bookings', {_BOOKINGS}, 'owners', {_OWNERS}, 'node', jsonb_build_object({_NODE}),
+  'pool', {_POOL}, 'bookings', {_BOOKINGS}, 'owners', {_OWNERS}, 'tried', {_TRIED},
+  'disrupted', EXISTS (SELECT FROM disruptions x WHERE x.node_id = n.id AND x.ended_at IS NULL),
+  'dryRun', coalesce(current_setting('bc.dry_run', true) = 'on', false), 'node', jsonb_build_object({_NODE}),
   'hardware', (SELECT jsonb_build_array({_HARDWARE}) FROM hardware_keys h WHERE h.node_id = n.id AND h.replaced_at IS NULL),
   {", ".join(f"'{one.name}', {one.select()}" for one in TABLES)})"""
 
@@ -216,6 +248,11 @@ def as_view(found: Mapping[str, Any]) -> tuple[Facts, Draft]:
         pool=as_pool(found["pool"]),
         bookings=tuple(Booking(*one) for one in found["bookings"] or ()),
         owners=found["owners"] or {},
+        tried=frozenset(
+            ((device, source, code, boot), observed) for device, source, code, boot, observed in found["tried"] or ()
+        ),
+        disrupted=found["disrupted"],
+        dry_run=found["dryRun"],
     )
     draft = Draft(node=_as_node(found["node"]), hardware=_as_hardware(found["hardware"]))
     for table in TABLES:
@@ -237,8 +274,8 @@ def as_pool(column: Sequence[Any] | None) -> Pool | None:
     """A pool's columns in the order of Pool's fields."""
     if column is None:
         return None
-    key, name, kind, model, sharing, mode, policy, revision = column
-    return Pool(key, name, kind, model, sharing, mode, parse(policy), revision)
+    key, name, kind, model, sharing, mode, policy, revision, paused, maintenance = column
+    return Pool(key, name, kind, model, sharing, mode, parse(policy), revision, paused, maintenance)
 
 
 def with_others(
@@ -260,7 +297,8 @@ def with_others(
 
 
 def write(statement: Statement, before: Draft, after: Draft, mint: Mint) -> None:
-    """Adds to a statement what differs between two drafts, and what the second one tells."""
+    """Adds to a statement what differs between two drafts, and what the second one tells. Its orders become runs."""
+    place(after, mint)
     for table in TABLES:
         table.write(statement, getattr(before, table.name), getattr(after, table.name))
     _write_node(statement, before.node, after.node)
@@ -276,6 +314,12 @@ def write(statement: Statement, before: Draft, after: Draft, mint: Mint) -> None
         statement.add("replan", _INSERT_REPLAN, told)
     if after.plan_again:
         statement.add("again", _INSERT_AGAIN)
+    if after.steps:
+        listed = [{name: getattr(one, name) for name in ("run_id", "state", "reason")} for one in after.steps]
+        statement.add("steps", _INSERT_STEPS, listed)
+    if after.turns:
+        turns = [{"pool_id": after.node.pool_id, "reason": reason} for reason in after.turns]
+        statement.add("turns", _INSERT_TURNS, turns)
     if after.faults != before.faults:
         statement.add("faults_forgotten", _FORGET_FAULTS)
 
@@ -288,7 +332,9 @@ def publish(statement: Statement, draft: Draft, mint: Mint) -> None:
 
 
 def notify(tx: Connection, node_id: str, draft: Draft) -> None:
-    """Sends the draft's notices when the transaction commits."""
+    """Sends the draft's notices when the transaction commits, and wakes who repairs when something came of this node's faults."""
+    if draft.orders or draft.turns or (draft.runs and draft.events):
+        tx.execute("SELECT pg_notify(%s, %s)", [REMEDIATION, node_id])
     told = [{"reason": one.reason, "deviceId": one.device_id, "nodeId": node_id} for one in draft.notices]
     if told:
         tx.execute(f"SELECT pg_notify('{RESERVATIONS}', value::text) FROM jsonb_array_elements(%s)", [jsonb(told)])
@@ -300,6 +346,13 @@ _INSERT_EVENTS = """INSERT INTO events (id, tenant_id, pool_id, node_id, type, p
 _INSERT_HISTORY = """INSERT INTO device_history (node_id, tenant_id, device_id, serial, event, detail)
   SELECT n.id, n.tenant_id, r.device_id, r.serial, r.event, r.detail
   FROM doc, nodes n, jsonb_populate_recordset(NULL::device_history, d -> 'history') AS r WHERE n.id = %(node)s"""
+_INSERT_STEPS = """INSERT INTO remediation_steps (run_id, node_id, tenant_id, state, reason)
+  SELECT r.run_id, n.id, n.tenant_id, r.state, r.reason
+  FROM doc, nodes n, ROWS FROM (jsonb_to_recordset(d -> 'steps') AS (run_id text, state text, reason text))
+    WITH ORDINALITY AS r(run_id, state, reason, number)
+  WHERE n.id = %(node)s ORDER BY r.number"""
+_INSERT_TURNS = """INSERT INTO unhealthy_turns (pool_id, node_id, reason) SELECT r.pool_id, %(node)s, r.reason
+  FROM doc, jsonb_to_recordset(d -> 'turns') AS r(pool_id text, reason text)"""
 # Nodes that wait for what is let go, and those that have conditions of a faulty GPU which another node has from now on.
 _INSERT_REPLAN = """INSERT INTO replan (node_id, reason, queued_at)
   SELECT o.node_id, 'moved by node ' || %(node)s, clock_timestamp() FROM (
@@ -331,9 +384,9 @@ def _write_node(statement: Statement, before: Node, after: Node) -> None:
             value = [{"owner": HEALTH, "type": kind} for kind in value]
         statement.set(name, value, _EXPRESSIONS.get(name, ""))
         if name == "status":
-            statement.set("status_since", expression="now()")
+            statement.set("status_since", expression="bc_clock()")
             if value == "maintenance":
-                statement.set("maintenance_since", expression="now()")
+                statement.set("maintenance_since", expression="bc_clock()")
 
 
 def _write_hardware(statement: Statement, key: HardwareKey | None) -> None:

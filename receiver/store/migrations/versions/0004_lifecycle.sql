@@ -13,16 +13,27 @@ ALTER TABLE commands ALTER COLUMN created_at SET DEFAULT bc_clock();
 DROP VIEW bookable_atoms;
 ALTER TABLE nodes DROP COLUMN placeable;
 ALTER TABLE nodes ADD COLUMN draining BOOLEAN DEFAULT false NOT NULL;
+ALTER TABLE nodes ADD COLUMN unhealthy BOOLEAN DEFAULT false NOT NULL;
+-- Nodes that are unhealthy do not turn so by this.
+UPDATE nodes n SET unhealthy = true WHERE EXISTS (SELECT FROM device_health h WHERE h.node_id = n.id AND h.closed_at IS NULL)
+  OR EXISTS (SELECT FROM conditions c WHERE c.node_id = n.id AND c.status = 'true' AND NOT c.advisory
+    AND (c.type IN ('FabricManagerDown', 'NvmlUnavailable') OR starts_with(c.type, 'SXid')));
 ALTER TABLE nodes ADD COLUMN certificate_from TIMESTAMP WITH TIME ZONE;
 ALTER TABLE nodes ADD COLUMN certificate_until TIMESTAMP WITH TIME ZONE;
 ALTER TABLE nodes ADD COLUMN placeable BOOLEAN NOT NULL GENERATED ALWAYS AS
   (status = 'adopted' AND trust = 'platform' AND no_schedule_reasons = '[]'::jsonb AND NOT draining) STORED;
+-- What budgets and breakers count.
+CREATE INDEX ix_nodes_in_service ON nodes (pool_id, unhealthy) WHERE status = 'adopted';
 CREATE INDEX ix_nodes_placeable ON nodes (id) WHERE placeable;
 CREATE VIEW bookable_atoms AS
   SELECT f.node_id, f.atom_id AS id, f.generation, a.device_id, a.profile, a.tenant_id, n.pool_id
   FROM nodes n JOIN free_atoms f ON f.node_id = n.id JOIN atoms a ON a.id = f.atom_id AND a.generation = f.generation
   WHERE n.placeable AND a.bookable AND NOT EXISTS (
     SELECT FROM bookings b WHERE b.atom_id = a.id AND b.atom_generation = a.generation AND b.ended_at IS NULL);
+
+-- What tells a later collection from an earlier one, whatever the clocks say: proof of a repair.
+ALTER TABLE nodes ADD COLUMN inventory_rev BIGINT DEFAULT '0'::bigint NOT NULL;
+ALTER TABLE commands ADD COLUMN inventory_rev BIGINT;
 
 CREATE TABLE leases (
   name TEXT NOT NULL,
@@ -47,6 +58,7 @@ CREATE TABLE remediation_runs (
   kind TEXT NOT NULL,
   devices JSONB DEFAULT '[]'::jsonb NOT NULL,
   causes JSONB DEFAULT '[]'::jsonb NOT NULL,
+  payload JSONB DEFAULT '{}'::jsonb NOT NULL,
   "by" TEXT DEFAULT '' NOT NULL,
   force BOOLEAN DEFAULT false NOT NULL,
   state TEXT DEFAULT 'queued' NOT NULL,
@@ -61,13 +73,16 @@ CREATE TABLE remediation_runs (
   ended_at TIMESTAMP WITH TIME ZONE,
   CONSTRAINT pk_remediation_runs PRIMARY KEY (id),
   CONSTRAINT fk_remediation_runs_node_id FOREIGN KEY(node_id) REFERENCES nodes (id),
-  CONSTRAINT ck_remediation_runs_kind CHECK (kind IN ('node.reboot', 'gpu.reset')),
+  CONSTRAINT ck_remediation_runs_kind CHECK (kind IN ('node.reboot', 'gpu.reset', 'diag.nvml', 'diag.dcgm')),
   CONSTRAINT ck_remediation_runs_state
     CHECK (state IN ('queued', 'waiting', 'running', 'verifying', 'succeeded', 'failed', 'cancelled')),
   CONSTRAINT ck_remediation_runs_ended CHECK ((state IN ('succeeded', 'failed', 'cancelled')) = (ended_at IS NOT NULL))
 );
 CREATE INDEX ix_remediation_runs_open ON remediation_runs (node_id) WHERE ended_at IS NULL;
 CREATE INDEX ix_remediation_runs_node_id_created_at ON remediation_runs (node_id, created_at);
+CREATE INDEX ix_remediation_runs_node_id_id ON remediation_runs (node_id, id);
+CREATE INDEX ix_remediation_runs_state_id ON remediation_runs (state, id);
+CREATE INDEX ix_remediation_runs_escalated ON remediation_runs (id) WHERE escalated;
 CREATE INDEX ix_remediation_runs_pool_id_id ON remediation_runs (pool_id, id);
 CREATE INDEX ix_remediation_runs_tenant_id_id ON remediation_runs (tenant_id, id);
 
@@ -123,3 +138,10 @@ CREATE TABLE acceptance_attempts (
   CONSTRAINT ck_acceptance_attempts_state CHECK (state IN ('running', 'passed', 'failed'))
 );
 CREATE INDEX ix_acceptance_attempts_running ON acceptance_attempts (node_id) WHERE state = 'running';
+
+-- What commands.list reads, and what is forgotten.
+CREATE INDEX ix_commands_node_id_id ON commands (node_id, id);
+CREATE INDEX ix_commands_tenant_id_id ON commands (tenant_id, id);
+CREATE INDEX ix_commands_kind_state_id ON commands (kind, state, id);
+CREATE INDEX ix_commands_state_id ON commands (state, id);
+CREATE INDEX ix_commands_ended ON commands (finished_at) WHERE finished_at IS NOT NULL;
