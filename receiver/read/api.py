@@ -15,7 +15,18 @@ import grpc
 import psycopg
 import psycopg_pool
 import sqlalchemy.exc
-from bettercompute.control.v1 import atoms_pb2, devices_pb2, events_pb2, images_pb2, inventory_pb2, nodes_pb2, pools_pb2
+from bettercompute.control.v1 import (
+    acceptance_pb2,
+    atoms_pb2,
+    commands_pb2,
+    devices_pb2,
+    events_pb2,
+    images_pb2,
+    inventory_pb2,
+    nodes_pb2,
+    pools_pb2,
+    remediation_pb2,
+)
 from google.protobuf import message_factory
 from google.protobuf.message import Message
 from sqlalchemy import Engine, Row
@@ -24,7 +35,7 @@ from sqlalchemy.engine import Connection
 from receiver.client_methods import name_of
 from receiver.errors import Invalid, NotFound, OverLimit, Refused
 from receiver.read import queries
-from receiver.read.answers import devices, events, inventory, nodes, placement, pools, why
+from receiver.read.answers import acceptance, commands, devices, events, inventory, nodes, placement, pools, remediation, why
 from receiver.read.tokens import ADMIN, READ, Forbidden, Scope, scope
 from receiver.store.database import LOST_RACE
 
@@ -33,7 +44,18 @@ Run = Callable[[Engine, Scope, Any], Message]  # a method: called in a thread wi
 
 SERVICES = {
     service.full_name: service
-    for file in (atoms_pb2, devices_pb2, events_pb2, images_pb2, inventory_pb2, nodes_pb2, pools_pb2)
+    for file in (
+        acceptance_pb2,
+        atoms_pb2,
+        commands_pb2,
+        devices_pb2,
+        events_pb2,
+        images_pb2,
+        inventory_pb2,
+        nodes_pb2,
+        pools_pb2,
+        remediation_pb2,
+    )
     for service in file.DESCRIPTOR.services_by_name.values()
 }
 
@@ -60,6 +82,11 @@ READS: Mapping[str, Read] = {
     "devices.get": Read(devices.get),
     "devices.history": Read(devices.history),
     "events.list": Read(events.listed),
+    "acceptance.get": Read(acceptance.get),
+    "commands.list": Read(commands.listed),
+    "commands.get": Read(commands.get),
+    "remediation.list": Read(remediation.listed),
+    "remediation.get": Read(remediation.get),
 }
 # The first that an error is of. (What the database says is not for callers.)
 REFUSALS: tuple[tuple[type[Exception], grpc.StatusCode, str], ...] = (

@@ -39,13 +39,16 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
 
 def test_methods_are_those_of_the_descriptors() -> None:
     verbs = {
+        "acceptance": "get",
         "atoms": "list",
+        "commands": "get list",
         "devices": "clear get history transfer",
         "events": "list watch",
         "images": "list",
         "inventory": "diff get history",
         "nodes": "adopt delete get label list maintenance move resolveIdentity retire setTrust why",
         "pools": "create delete get list set",
+        "remediation": "get list",
     }
     assert list(methods()) == [f"{noun}.{verb}" for noun, row in verbs.items() for verb in row.split()]
 

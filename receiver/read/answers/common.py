@@ -1,7 +1,7 @@
 """What answers have in common: times, keys of requests, JSON values, and what only the platform's operators see."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -40,6 +40,14 @@ def required(request: Message, name: str) -> str:
     if not value:
         raise Invalid(f"{request.DESCRIPTOR.fields_by_name[name].json_name} is needed")
     return value
+
+
+def one_of(request: Message, name: str, allowed: Sequence[str]) -> str | None:
+    """A word of the request that must be one of these, or None where it is left out. Raises Invalid that lists them."""
+    word: str | None = optional(request, name)
+    if word is not None and word not in allowed:
+        raise Invalid(f"{request.DESCRIPTOR.fields_by_name[name].json_name} {word[:64]!r} is none of {', '.join(allowed)}")
+    return word
 
 
 def small(count: int) -> int:

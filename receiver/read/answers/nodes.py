@@ -9,13 +9,12 @@ from google.protobuf.message import Message
 from sqlalchemy import Row
 from sqlalchemy.engine import Connection
 
-from receiver.errors import Invalid
 from receiver.planning.condition_types import XID_TYPE
 from receiver.planning.policy import Policy, parse
 from receiver.planning.verdicts import verdict
 from receiver.read import queries, queries_devices
 from receiver.read.answers import devices
-from receiver.read.answers.common import PAGE, optional, required, selector, small, stamp, struct, xid_message
+from receiver.read.answers.common import PAGE, one_of, optional, required, selector, small, stamp, struct, xid_message
 from receiver.read.answers.inventory import missing_sections
 from receiver.read.tokens import Scope
 from receiver.store.schema import atoms
@@ -24,9 +23,7 @@ from receiver.values import NODE_STATUSES
 
 def listed(db: Connection, scope: Scope, request: nodes_pb2.NodesServiceListRequest) -> Message:
     """Nodes in the order of their ids."""
-    status = optional(request, "status")
-    if status is not None and status not in NODE_STATUSES:
-        raise Invalid(f"status {status!r} is none of {', '.join(NODE_STATUSES)}")
+    status = one_of(request, "status", NODE_STATUSES)
     limit = queries.page_size(request.limit, PAGE)
     pool_id, condition = optional(request, "pool_id"), optional(request, "condition")
     chosen = selector(request.selector)
@@ -106,6 +103,7 @@ def _node(row: Row[Any], parts: _Parts) -> nodes_pb2.Node:
         atoms=[devices.atom(parts.scope, one) for one in parts.atoms.get(row.id, ())],
         hardware_key=key.key if key is not None else None,
         hardware_key_trusted=key is not None and key.trusted,
+        draining=row.draining,
     )
 
 

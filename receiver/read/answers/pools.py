@@ -1,5 +1,6 @@
 """`pools.get`, `pools.list`."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bettercompute.control.v1 import pools_pb2
@@ -7,7 +8,7 @@ from google.protobuf.message import Message
 from sqlalchemy import Row
 from sqlalchemy.engine import Connection
 
-from receiver.read import queries, queries_pools
+from receiver.read import queries, queries_lifecycle, queries_pools
 from receiver.read.answers.common import PAGE, required, stamp, struct
 from receiver.read.tokens import Scope
 
@@ -16,7 +17,7 @@ def listed(db: Connection, scope: Scope, request: pools_pb2.PoolsServiceListRequ
     """Pools in the order of their ids."""
     limit = queries.page_size(request.limit, PAGE)
     rows, following = queries_pools.pool_page(db, scope, request.cursor, limit)
-    return pools_pb2.PoolsServiceListResponse(pools=[_pool(row) for row in rows], next_cursor=following)
+    return pools_pb2.PoolsServiceListResponse(pools=_messages(db, scope, rows), next_cursor=following)
 
 
 def get(db: Connection, scope: Scope, request: pools_pb2.PoolsServiceGetRequest) -> Message:
@@ -26,10 +27,15 @@ def get(db: Connection, scope: Scope, request: pools_pb2.PoolsServiceGetRequest)
 
 def message(db: Connection, scope: Scope, pool_id: str) -> pools_pb2.Pool:
     """A pool by its id. Raises NotFound."""
-    return _pool(queries_pools.pool(db, scope, pool_id))
+    return _messages(db, scope, [queries_pools.pool(db, scope, pool_id)])[0]
 
 
-def _pool(row: Row[Any]) -> pools_pb2.Pool:
+def _messages(db: Connection, scope: Scope, rows: Sequence[Row[Any]]) -> list[pools_pb2.Pool]:
+    stops = queries_lifecycle.stops_of(db, scope, [row.id for row in rows])
+    return [_pool(row, stops.get(row.id, ())) for row in rows]
+
+
+def _pool(row: Row[Any], stops: Iterable[Row[Any]]) -> pools_pb2.Pool:
     return pools_pb2.Pool(
         id=row.id,
         name=row.name,
@@ -42,4 +48,10 @@ def _pool(row: Row[Any]) -> pools_pb2.Pool:
         revision=row.revision,
         created_at=stamp(row.created_at),
         tenant_id=row.tenant_id,
+        stops=[
+            pools_pb2.PoolStop(
+                kind=one.kind, since=stamp(one.since), detail=struct(one.detail), confirmed_by=one.confirmed_by or None
+            )
+            for one in stops
+        ],
     )

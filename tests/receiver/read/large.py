@@ -34,6 +34,16 @@ def snapshot_id(number: int) -> str:
     return f"inv_01{number:024d}"
 
 
+def run_id(number: int) -> str:
+    """The id of the repair of node `number`: one in fifty has one, and of these one in a hundred has not ended."""
+    return f"run_01{number:024d}"
+
+
+def command_id(number: int, nth: int) -> str:
+    """The id of a command of node `number`, from 0 to 2: a diagnosis, a refresh, and of nodes with a repair its reboot."""
+    return f"cmd_0{nth}{number:024d}"
+
+
 def device_id(number: int, gpu: int) -> str:
     """The UUID of a GPU, from 0, of node `number`."""
     return f"GPU-{md5(f'{number}:{gpu}'.encode()).hexdigest()[:8]}-0000-4000-8000-{number * GPUS + gpu:012d}"
@@ -177,6 +187,50 @@ _TABLES = (
         _EACH,
     ),
 )
+_LIFECYCLE = (
+    (
+        "acceptance_attempts",
+        "node_id, attempt, state, checks, ended_at",
+        f"""{_NODE}, 1, 'passed', jsonb_build_array(jsonb_build_object('kind', 'diag.nvml', 'status', 'succeeded',
+          'commandId', 'cmd_00' || {_padded("n", 24)})), now()""",
+        _EACH,
+    ),
+    (
+        "commands",
+        "node_id, id, kind, idempotency_key, state, result, finished_at",
+        f"""{_NODE}, 'cmd_0' || nth || {_padded("n", 24)}, CASE WHEN nth = 0 THEN 'diag.nvml' ELSE 'inventory.refresh' END,
+          'key-' || nth, CASE WHEN n % 1000 = 5 AND nth = 1 THEN 'failed' ELSE 'succeeded' END,
+          '{{"passed": true}}'::jsonb, now()""",
+        f"{_EACH}, generate_series(0, 1) AS nth",
+    ),
+    (
+        "commands",
+        "node_id, id, kind, idempotency_key, state, finished_at",
+        f"""{_NODE}, 'cmd_02' || {_padded("n", 24)}, 'node.reboot', 'key-2',
+          CASE WHEN n % 5000 = 0 THEN 'sent' ELSE 'succeeded' END, CASE WHEN n % 5000 <> 0 THEN now() END""",
+        f"{_EACH} WHERE n % 50 = 0",
+    ),
+    (
+        "remediation_runs",
+        "node_id, id, pool_id, kind, causes, state, escalated, command_id, ended_at",
+        f"""{_NODE}, 'run_01' || {_padded("n", 24)}, {_POOL}, 'node.reboot', '[{{"code": "Xid79", "source": "xid"}}]'::jsonb,
+          CASE WHEN n % 5000 = 0 THEN 'running' WHEN n % 1000 = 0 THEN 'failed' ELSE 'succeeded' END, n % 1000 = 0,
+          'cmd_02' || {_padded("n", 24)}, CASE WHEN n % 5000 <> 0 THEN now() END""",
+        f"{_EACH} WHERE n % 50 = 0",
+    ),
+    (
+        "remediation_steps",
+        "node_id, run_id, state",
+        f"{_NODE}, 'run_01' || {_padded('n', 24)}, s",
+        f"{_EACH}, unnest(ARRAY['queued', 'waiting', 'running', 'verifying', 'succeeded']) AS s WHERE n % 50 = 0",
+    ),
+    (
+        "pool_stops",
+        "pool_id, kind, ended_at",
+        f"'pool_01' || {_padded('p', 24)}, 'remediation', CASE WHEN nth > 0 THEN now() END",
+        f"generate_series(0, {POOLS}) AS p, generate_series(0, 99) AS nth",
+    ),
+)
 _WITHOUT_TENANT = (
     f"INSERT INTO sections (hash, body, size) SELECT {_padded('n', 64)}, '\\x'::bytea, 0 FROM generate_series(0, 39) AS n",
     f"INSERT INTO section_images (hash, digest, name, bytes) SELECT {_padded('n', 64)}, 'sha256:' || {_padded('i', 64)},"
@@ -187,7 +241,10 @@ _WITHOUT_TENANT = (
 
 def fill(database: str, nodes: int) -> None:
     """Fills a fresh, migrated database, as a superuser: neither foreign keys nor triggers run row by row."""
-    rows = [f"INSERT INTO {table} (tenant_id, {into}) SELECT 'default', {row} FROM {of}" for table, into, row, of in _TABLES]
+    rows = [
+        f"INSERT INTO {table} (tenant_id, {into}) SELECT 'default', {row} FROM {of}"
+        for table, into, row, of in (*_TABLES, *_LIFECYCLE)
+    ]
     with psycopg.connect(database, autocommit=True) as db:
         db.execute("SET session_replication_role = replica; SET work_mem = '256MB'; SET synchronous_commit = off")
         for statement in (*rows, *_WITHOUT_TENANT):

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from bettercompute.control.v1 import acceptance_pb2 as bettercompute_dot_control_dot_v1_dot_acceptance__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -34,15 +35,32 @@ class AcceptanceServiceStub(object):
         Args:
             channel: A grpc.Channel.
         """
+        self.Get = channel.unary_unary(
+                '/bettercompute.control.v1.AcceptanceService/Get',
+                request_serializer=bettercompute_dot_control_dot_v1_dot_acceptance__pb2.AcceptanceServiceGetRequest.SerializeToString,
+                response_deserializer=bettercompute_dot_control_dot_v1_dot_acceptance__pb2.Attempt.FromString,
+                _registered_method=True)
 
 
 class AcceptanceServiceServicer(object):
     """Whether nodes have proven that they may serve.
     """
 
+    def Get(self, request, context):
+        """An attempt of a node to be taken into service.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AcceptanceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Get': grpc.unary_unary_rpc_method_handler(
+                    servicer.Get,
+                    request_deserializer=bettercompute_dot_control_dot_v1_dot_acceptance__pb2.AcceptanceServiceGetRequest.FromString,
+                    response_serializer=bettercompute_dot_control_dot_v1_dot_acceptance__pb2.Attempt.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'bettercompute.control.v1.AcceptanceService', rpc_method_handlers)
@@ -54,3 +72,30 @@ def add_AcceptanceServiceServicer_to_server(servicer, server):
 class AcceptanceService(object):
     """Whether nodes have proven that they may serve.
     """
+
+    @staticmethod
+    def Get(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bettercompute.control.v1.AcceptanceService/Get',
+            bettercompute_dot_control_dot_v1_dot_acceptance__pb2.AcceptanceServiceGetRequest.SerializeToString,
+            bettercompute_dot_control_dot_v1_dot_acceptance__pb2.Attempt.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

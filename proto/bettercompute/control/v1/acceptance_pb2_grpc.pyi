@@ -3,6 +3,7 @@
 isort:skip_file
 """
 
+from bettercompute.control.v1 import acceptance_pb2 as _acceptance_pb2
 from collections import abc as _abc
 from grpc import aio as _aio
 import abc as _abc_1
@@ -32,16 +33,26 @@ class AcceptanceServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AcceptanceServiceAsyncStub: ...
+    Get: _grpc.UnaryUnaryMultiCallable[_acceptance_pb2.AcceptanceServiceGetRequest, _acceptance_pb2.Attempt]
+    """An attempt of a node to be taken into service."""
 
 @_typing.type_check_only
 class AcceptanceServiceAsyncStub(AcceptanceServiceStub):
     """Whether nodes have proven that they may serve."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
+    Get: _aio.UnaryUnaryMultiCallable[_acceptance_pb2.AcceptanceServiceGetRequest, _acceptance_pb2.Attempt]  # type: ignore[assignment]
+    """An attempt of a node to be taken into service."""
 
 class AcceptanceServiceServicer(metaclass=_abc_1.ABCMeta):
     """Whether nodes have proven that they may serve."""
 
-    ...
+    @_abc_1.abstractmethod
+    def Get(
+        self,
+        request: _acceptance_pb2.AcceptanceServiceGetRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_acceptance_pb2.Attempt, _abc.Awaitable[_acceptance_pb2.Attempt]]:
+        """An attempt of a node to be taken into service."""
 
 def add_AcceptanceServiceServicer_to_server(servicer: AcceptanceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from bettercompute.control.v1 import commands_pb2 as bettercompute_dot_control_dot_v1_dot_commands__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -34,15 +35,49 @@ class CommandsServiceStub(object):
         Args:
             channel: A grpc.Channel.
         """
+        self.List = channel.unary_unary(
+                '/bettercompute.control.v1.CommandsService/List',
+                request_serializer=bettercompute_dot_control_dot_v1_dot_commands__pb2.CommandsServiceListRequest.SerializeToString,
+                response_deserializer=bettercompute_dot_control_dot_v1_dot_commands__pb2.CommandsServiceListResponse.FromString,
+                _registered_method=True)
+        self.Get = channel.unary_unary(
+                '/bettercompute.control.v1.CommandsService/Get',
+                request_serializer=bettercompute_dot_control_dot_v1_dot_commands__pb2.CommandsServiceGetRequest.SerializeToString,
+                response_deserializer=bettercompute_dot_control_dot_v1_dot_commands__pb2.Command.FromString,
+                _registered_method=True)
 
 
 class CommandsServiceServicer(object):
     """What nodes were told to do, by the receiver or a person. Commands that ended are kept for a while.
     """
 
+    def List(self, request, context):
+        """Commands, newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Get(self, request, context):
+        """One command, with what the node answered.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CommandsServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'List': grpc.unary_unary_rpc_method_handler(
+                    servicer.List,
+                    request_deserializer=bettercompute_dot_control_dot_v1_dot_commands__pb2.CommandsServiceListRequest.FromString,
+                    response_serializer=bettercompute_dot_control_dot_v1_dot_commands__pb2.CommandsServiceListResponse.SerializeToString,
+            ),
+            'Get': grpc.unary_unary_rpc_method_handler(
+                    servicer.Get,
+                    request_deserializer=bettercompute_dot_control_dot_v1_dot_commands__pb2.CommandsServiceGetRequest.FromString,
+                    response_serializer=bettercompute_dot_control_dot_v1_dot_commands__pb2.Command.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'bettercompute.control.v1.CommandsService', rpc_method_handlers)
@@ -54,3 +89,57 @@ def add_CommandsServiceServicer_to_server(servicer, server):
 class CommandsService(object):
     """What nodes were told to do, by the receiver or a person. Commands that ended are kept for a while.
     """
+
+    @staticmethod
+    def List(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bettercompute.control.v1.CommandsService/List',
+            bettercompute_dot_control_dot_v1_dot_commands__pb2.CommandsServiceListRequest.SerializeToString,
+            bettercompute_dot_control_dot_v1_dot_commands__pb2.CommandsServiceListResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Get(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bettercompute.control.v1.CommandsService/Get',
+            bettercompute_dot_control_dot_v1_dot_commands__pb2.CommandsServiceGetRequest.SerializeToString,
+            bettercompute_dot_control_dot_v1_dot_commands__pb2.Command.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

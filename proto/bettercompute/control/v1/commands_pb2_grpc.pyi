@@ -3,6 +3,7 @@
 isort:skip_file
 """
 
+from bettercompute.control.v1 import commands_pb2 as _commands_pb2
 from collections import abc as _abc
 from grpc import aio as _aio
 import abc as _abc_1
@@ -32,16 +33,38 @@ class CommandsServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> CommandsServiceAsyncStub: ...
+    List: _grpc.UnaryUnaryMultiCallable[_commands_pb2.CommandsServiceListRequest, _commands_pb2.CommandsServiceListResponse]
+    """Commands, newest first."""
+    Get: _grpc.UnaryUnaryMultiCallable[_commands_pb2.CommandsServiceGetRequest, _commands_pb2.Command]
+    """One command, with what the node answered."""
 
 @_typing.type_check_only
 class CommandsServiceAsyncStub(CommandsServiceStub):
     """What nodes were told to do, by the receiver or a person. Commands that ended are kept for a while."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
+    List: _aio.UnaryUnaryMultiCallable[_commands_pb2.CommandsServiceListRequest, _commands_pb2.CommandsServiceListResponse]  # type: ignore[assignment]
+    """Commands, newest first."""
+    Get: _aio.UnaryUnaryMultiCallable[_commands_pb2.CommandsServiceGetRequest, _commands_pb2.Command]  # type: ignore[assignment]
+    """One command, with what the node answered."""
 
 class CommandsServiceServicer(metaclass=_abc_1.ABCMeta):
     """What nodes were told to do, by the receiver or a person. Commands that ended are kept for a while."""
 
-    ...
+    @_abc_1.abstractmethod
+    def List(
+        self,
+        request: _commands_pb2.CommandsServiceListRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_commands_pb2.CommandsServiceListResponse, _abc.Awaitable[_commands_pb2.CommandsServiceListResponse]]:
+        """Commands, newest first."""
+
+    @_abc_1.abstractmethod
+    def Get(
+        self,
+        request: _commands_pb2.CommandsServiceGetRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_commands_pb2.Command, _abc.Awaitable[_commands_pb2.Command]]:
+        """One command, with what the node answered."""
 
 def add_CommandsServiceServicer_to_server(servicer: CommandsServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

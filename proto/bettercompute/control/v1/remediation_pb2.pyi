@@ -89,7 +89,7 @@ class RemediationServiceListResponse(_message.Message):
     """null: no more"""
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Run]:
-        """without their steps"""
+        """newest first, without their steps"""
 
     def __init__(
         self,

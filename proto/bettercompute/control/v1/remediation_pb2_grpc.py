@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from bettercompute.control.v1 import remediation_pb2 as bettercompute_dot_control_dot_v1_dot_remediation__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -35,6 +36,16 @@ class RemediationServiceStub(object):
         Args:
             channel: A grpc.Channel.
         """
+        self.List = channel.unary_unary(
+                '/bettercompute.control.v1.RemediationService/List',
+                request_serializer=bettercompute_dot_control_dot_v1_dot_remediation__pb2.RemediationServiceListRequest.SerializeToString,
+                response_deserializer=bettercompute_dot_control_dot_v1_dot_remediation__pb2.RemediationServiceListResponse.FromString,
+                _registered_method=True)
+        self.Get = channel.unary_unary(
+                '/bettercompute.control.v1.RemediationService/Get',
+                request_serializer=bettercompute_dot_control_dot_v1_dot_remediation__pb2.RemediationServiceGetRequest.SerializeToString,
+                response_deserializer=bettercompute_dot_control_dot_v1_dot_remediation__pb2.Run.FromString,
+                _registered_method=True)
 
 
 class RemediationServiceServicer(object):
@@ -42,9 +53,33 @@ class RemediationServiceServicer(object):
     nodes.diag, devices.reset).
     """
 
+    def List(self, request, context):
+        """Repairs, newest first, without their steps.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Get(self, request, context):
+        """One repair, step by step.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RemediationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'List': grpc.unary_unary_rpc_method_handler(
+                    servicer.List,
+                    request_deserializer=bettercompute_dot_control_dot_v1_dot_remediation__pb2.RemediationServiceListRequest.FromString,
+                    response_serializer=bettercompute_dot_control_dot_v1_dot_remediation__pb2.RemediationServiceListResponse.SerializeToString,
+            ),
+            'Get': grpc.unary_unary_rpc_method_handler(
+                    servicer.Get,
+                    request_deserializer=bettercompute_dot_control_dot_v1_dot_remediation__pb2.RemediationServiceGetRequest.FromString,
+                    response_serializer=bettercompute_dot_control_dot_v1_dot_remediation__pb2.Run.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'bettercompute.control.v1.RemediationService', rpc_method_handlers)
@@ -57,3 +92,57 @@ class RemediationService(object):
     """Repairs that take a node or a GPU out of service for a while, whether a fault queued them or a person (nodes.reboot,
     nodes.diag, devices.reset).
     """
+
+    @staticmethod
+    def List(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bettercompute.control.v1.RemediationService/List',
+            bettercompute_dot_control_dot_v1_dot_remediation__pb2.RemediationServiceListRequest.SerializeToString,
+            bettercompute_dot_control_dot_v1_dot_remediation__pb2.RemediationServiceListResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Get(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bettercompute.control.v1.RemediationService/Get',
+            bettercompute_dot_control_dot_v1_dot_remediation__pb2.RemediationServiceGetRequest.SerializeToString,
+            bettercompute_dot_control_dot_v1_dot_remediation__pb2.Run.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -3,6 +3,7 @@
 isort:skip_file
 """
 
+from bettercompute.control.v1 import remediation_pb2 as _remediation_pb2
 from collections import abc as _abc
 from grpc import aio as _aio
 import abc as _abc_1
@@ -34,6 +35,10 @@ class RemediationServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RemediationServiceAsyncStub: ...
+    List: _grpc.UnaryUnaryMultiCallable[_remediation_pb2.RemediationServiceListRequest, _remediation_pb2.RemediationServiceListResponse]
+    """Repairs, newest first, without their steps."""
+    Get: _grpc.UnaryUnaryMultiCallable[_remediation_pb2.RemediationServiceGetRequest, _remediation_pb2.Run]
+    """One repair, step by step."""
 
 @_typing.type_check_only
 class RemediationServiceAsyncStub(RemediationServiceStub):
@@ -42,12 +47,30 @@ class RemediationServiceAsyncStub(RemediationServiceStub):
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
+    List: _aio.UnaryUnaryMultiCallable[_remediation_pb2.RemediationServiceListRequest, _remediation_pb2.RemediationServiceListResponse]  # type: ignore[assignment]
+    """Repairs, newest first, without their steps."""
+    Get: _aio.UnaryUnaryMultiCallable[_remediation_pb2.RemediationServiceGetRequest, _remediation_pb2.Run]  # type: ignore[assignment]
+    """One repair, step by step."""
 
 class RemediationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Repairs that take a node or a GPU out of service for a while, whether a fault queued them or a person (nodes.reboot,
     nodes.diag, devices.reset).
     """
 
-    ...
+    @_abc_1.abstractmethod
+    def List(
+        self,
+        request: _remediation_pb2.RemediationServiceListRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_remediation_pb2.RemediationServiceListResponse, _abc.Awaitable[_remediation_pb2.RemediationServiceListResponse]]:
+        """Repairs, newest first, without their steps."""
+
+    @_abc_1.abstractmethod
+    def Get(
+        self,
+        request: _remediation_pb2.RemediationServiceGetRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_remediation_pb2.Run, _abc.Awaitable[_remediation_pb2.Run]]:
+        """One repair, step by step."""
 
 def add_RemediationServiceServicer_to_server(servicer: RemediationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
