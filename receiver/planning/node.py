@@ -14,6 +14,7 @@ from bettercompute.contract.gpu_models import in_force
 from receiver.planning import (
     acceptance,
     atoms,
+    breaker,
     devices,
     faults,
     findings,
@@ -30,7 +31,7 @@ Rule = Callable[[Facts, Draft], None]
 Conclusion = Callable[[Facts, Draft, Draft], None]  # facts, the rows as stored, the draft
 
 INVENTORY: tuple[Rule, ...] = (devices.plan, atoms.plan, inventory_conditions.plan, findings.plan, labels.plan, hardware.plan)
-CONCLUDE: tuple[Conclusion, ...] = (atoms.settle, faults.judge, health.settle, acceptance.settle)
+CONCLUDE: tuple[Conclusion, ...] = (atoms.settle, faults.judge, health.settle, acceptance.settle, breaker.settle)
 
 
 def tables() -> Mapping[str, int]:

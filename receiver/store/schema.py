@@ -117,7 +117,6 @@ nodes = Table(
     # snapshot that had it; `gpus` with those that it does not list although nothing says that they are gone
     c.json("section_baselines", "{}"),
     c.json("plan_key"),
-    c.number("inventory_rev", 0),  # raised by every collection that is applied, or confirmed as what was applied
     c.number("plan_rev", 0),  # raised by every writer but the node's own reports: the gateway's cached verdicts end
     # the session
     c.number("epoch", 0),
@@ -143,6 +142,7 @@ nodes = Table(
     c.flag("unhealthy"),  # something is broken: planning/breaker.py
     c.time("certificate_from"),  # of its client certificate's life
     c.time("certificate_until"),
+    c.number("inventory_rev", 0),  # raised by every collection that is applied, or confirmed as what was applied
     # The node's part of what is bookable (SPEC B0).
     Column(
         "placeable",

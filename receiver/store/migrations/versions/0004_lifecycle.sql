@@ -20,6 +20,9 @@ UPDATE nodes n SET unhealthy = true WHERE EXISTS (SELECT FROM device_health h WH
     AND (c.type IN ('FabricManagerDown', 'NvmlUnavailable') OR starts_with(c.type, 'SXid')));
 ALTER TABLE nodes ADD COLUMN certificate_from TIMESTAMP WITH TIME ZONE;
 ALTER TABLE nodes ADD COLUMN certificate_until TIMESTAMP WITH TIME ZONE;
+-- What tells a later collection from an earlier one, whatever the clocks say: proof of a repair.
+ALTER TABLE nodes ADD COLUMN inventory_rev BIGINT DEFAULT '0'::bigint NOT NULL;
+ALTER TABLE commands ADD COLUMN inventory_rev BIGINT;
 ALTER TABLE nodes ADD COLUMN placeable BOOLEAN NOT NULL GENERATED ALWAYS AS
   (status = 'adopted' AND trust = 'platform' AND no_schedule_reasons = '[]'::jsonb AND NOT draining) STORED;
 -- What budgets and breakers count.
@@ -30,10 +33,6 @@ CREATE VIEW bookable_atoms AS
   FROM nodes n JOIN free_atoms f ON f.node_id = n.id JOIN atoms a ON a.id = f.atom_id AND a.generation = f.generation
   WHERE n.placeable AND a.bookable AND NOT EXISTS (
     SELECT FROM bookings b WHERE b.atom_id = a.id AND b.atom_generation = a.generation AND b.ended_at IS NULL);
-
--- What tells a later collection from an earlier one, whatever the clocks say: proof of a repair.
-ALTER TABLE nodes ADD COLUMN inventory_rev BIGINT DEFAULT '0'::bigint NOT NULL;
-ALTER TABLE commands ADD COLUMN inventory_rev BIGINT;
 
 CREATE TABLE leases (
   name TEXT NOT NULL,

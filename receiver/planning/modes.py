@@ -1,0 +1,31 @@
+"""Where no repair is queued or begun, whatever is broken (SPEC B8): a tenant's machine, maintenance, a paused pool. Pure."""
+
+from receiver.planning.view import Draft, Facts
+
+
+def in_maintenance(facts: Facts, draft: Draft) -> bool:
+    """Whether a person has the node, or its whole pool: no breaker count, no repair, no alert."""
+    return draft.node.status == "maintenance" or (facts.pool is not None and facts.pool.maintenance)
+
+
+def barred(facts: Facts, draft: Draft) -> str | None:
+    """Why no repair of this node is queued or begun now, in words; None: it may be.
+
+    (In a pool that only observes it is recorded, see `observing`.)
+    """
+    if facts.advisory or draft.node.trust != "platform":
+        return "the node is tenant-controlled"
+    if draft.node.status == "maintenance":
+        return "the node is in maintenance"
+    if draft.node.status in ("retired", "deleted"):
+        return f"the node is {draft.node.status}"
+    if facts.pool is not None and facts.pool.maintenance:
+        return "the pool is in maintenance"
+    if facts.pool is not None and facts.pool.paused:
+        return "repairs of the pool are paused: too many of its nodes turned unhealthy"
+    return None
+
+
+def observing(facts: Facts) -> bool:
+    """Whether what would be done is only recorded: the node's pool observes, or this receiver is on a dry run."""
+    return facts.dry_run or (facts.pool is not None and facts.pool.mode == "observe")
