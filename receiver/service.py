@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,18 @@ from receiver.gateway.registry import Registry
 from receiver.gateway.replanning import replan_forever
 from receiver.gateway.server import Server
 from receiver.gateway.session import Sessions
+from receiver.loops import kinds
 from receiver.operate.methods import runners
 from receiver.planning.pressure import Levels
 from receiver.read.api import EVENTS_CHANNEL, Api
 from receiver.read.queries import open_engine
+from receiver.singletons import Singletons
 from receiver.store import database, embedded
 from receiver.store.embedded import EmbeddedPostgres
 
 LOG = logging.getLogger("receiver")
 FLUSH = 0.2  # seconds for last words to go out
+GAP = 2  # status intervals without a receiver after which nodes had nobody to report to
 LOOK_EVERY = 1.0  # seconds: how soon it is seen that the embedded server is gone
 DATABASE = "better_compute"  # its name in the embedded server
 
@@ -130,6 +134,8 @@ class Receiver:
         name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         levels = Levels(config.pressure_raise, config.pressure_samples)
         self.jobs = Jobs(self.pool, self.threads, self.registry, config.tenant, name, config.status_handlers, levels)
+        gap = timedelta(seconds=GAP * config.status_interval)
+        self.singletons = Singletons(self.pool, name, kinds(config), gap)
         self.woken = asyncio.Condition()
         writes = runners(self.pool, config.tenant)
         self.api = Api(self.engine, self.reading, self.woken, lambda limit: self.registry.met.update([limit]), writes)
@@ -150,13 +156,18 @@ class Receiver:
             await server.start()
         if self.config.metrics_listen:
             self.metrics = metrics.listen(self.config.metrics_listen, self.registry)
-        chores = {"heartbeat": beat_forever(self.registry, self.jobs), "replanning": replan_forever(self.jobs)}
+        chores = {
+            "heartbeat": beat_forever(self.registry, self.jobs),
+            "replanning": replan_forever(self.jobs),
+            "singletons": self.singletons.run_forever(),
+        }
         self.chores = [asyncio.create_task(work, name=name) for name, work in chores.items()]
         handlers = {
             SESSION_CHANNEL: self.jobs.session_began,
             DISBELIEVED: self.jobs.session_disbelieved,
             COMMAND_CHANNEL: self.registry.queued,
             EVENTS_CHANNEL: lambda _: self._wake(),
+            **self.singletons.channels,
         }
         self.listener = Listener(self.url, handlers, self._look_again)
 
@@ -170,6 +181,7 @@ class Receiver:
     def _look_again(self) -> None:
         self._spawn(self.jobs.look_up_epochs())
         self._spawn(self.jobs.look_for_commands())
+        self.singletons.wake_all()
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -203,6 +215,7 @@ class Receiver:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.singletons.stop()
         if self.metrics:
             await asyncio.to_thread(self.metrics.close)
         if self.listener:
