@@ -1,0 +1,465 @@
+"""The checker is checked: a story in which all is well has no violation, and each violation that is planted in it is found."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+import pytest
+
+from receiver.store import database as db
+from tests.receiver import builders
+from tests.simulation import invariants, witness
+from tests.simulation.clock import Clock
+from tests.simulation.log import Entry
+
+POOL, NODE, OTHER, GPU = "pool_1", "node_1", "node_2", "GPU-1"
+CAUSE = {"deviceId": GPU, "source": "xid", "code": "Xid79", "bootId": "boot-1"}
+BUDGET, CALM = {"disruptionBudget": 1, "breaker": {"minNodes": 3}}, {"disruptionBudget": 9, "breaker": {"minNodes": 1}}
+
+
+class Story:
+    """A log in the making. A step is a transaction of its own, ten seconds after the last, unless it says otherwise."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.at, self.tx = 0.0, 0
+        self.rows: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def tell(self, what: str, key: str, node: str = NODE, seconds: float = 10.0, **value: Any) -> None:
+        """A row becomes this; columns that are not named stay."""
+        row = self.rows.setdefault((what, key), {})
+        row.update(value)
+        self.at, self.tx = self.at + seconds, self.tx + (seconds > 0)
+        self.entries.append(Entry(len(self.entries), self.tx, self.at, what, node, key, dict(row)))
+
+    def node(self, node: str = NODE, seconds: float = 10.0, **value: Any) -> None:
+        """A node is so from now on."""
+        born = {"status": "adopted", "trust": "platform", "pool_id": POOL, "draining": False, "boot_id": "boot-1"}
+        self.tell("nodes", node, node, seconds, **{**({} if ("nodes", node) in self.rows else born), **value})
+
+    def pool(self, policy: Mapping[str, Any], mode: str = "enforce") -> None:
+        """A pool, as it is from now on."""
+        self.tell("pools", POOL, "", mode=mode, policy=policy)
+
+    def fault(self, open_now: bool = True, node: str = NODE, gpu: str = GPU, boot: str = "boot-1", **more: Any) -> None:
+        """A fault is open, or closed."""
+        closed = None if open_now else "then"
+        self.tell("device_health", gpu, node, **{"source": "xid", "code": "Xid79", "boot_id": boot, "closed_at": closed, **more})
+
+    def run(self, state: str, run: str = "run_1", node: str = NODE, seconds: float = 10.0, **value: Any) -> None:
+        """A run is in this state."""
+        born = {"kind": "node.reboot", "devices": [GPU], "causes": [CAUSE], "by": "", "force": False, "observed": False}
+        more = {} if ("remediation_runs", run) in self.rows else {**born, "boot_id": "boot-1", "command_id": None}
+        self.tell("remediation_runs", run, node, seconds, **{**more, "state": state, **value})
+        if state in invariants._TOLD and not value.get("observed"):
+            self.event(f"node.remediation.{invariants._TOLD[state]}", node, runId=run)
+
+    def event(self, kind: str, node: str = "", **payload: Any) -> None:
+        """An event in the transaction of the last step."""
+        self.tell("events", kind, node, 0.0, pool_id=POOL, payload=payload)
+
+    def start(self, run: str = "run_1", node: str = NODE, **value: Any) -> None:
+        """A run starts: its command is there, and the node drains."""
+        command = f"cmd_{run}"
+        self.run("running", run, node, command_id=command, **value)
+        self.node(node, 0.0, draining=True)
+        self.tell("disruptions", f"dis_{run}", node, 0.0, pool_id=POOL, kind="remediation", owner=run, ended_at=None)
+        kind = self.rows["remediation_runs", run]["kind"]
+        self.tell("commands", command, node, 0.0, kind=kind, idempotency_key=f"remediation:{run}", state="queued")
+
+    def effect(self, run: str = "run_1", node: str = NODE, boot: str = "boot-2") -> None:
+        """The node reboots, and says that it did."""
+        self.tell("commands", f"cmd_{run}", node, state="sent")
+        self.tell("effects", f"cmd_{run}", node, kind="node.reboot", boot_id="boot-1")
+        self.node(node, boot_id=boot)
+        self.tell("commands", f"cmd_{run}", node, state="succeeded")
+        self.run("verifying", run, node)
+
+    def succeed(self, run: str = "run_1", node: str = NODE, cleared: bool = True) -> None:
+        """The repair is proven: in one transaction its fault closes and the node takes bookings again."""
+        self.run("succeeded", run, node)
+        if cleared:
+            row = {"source": "xid", "code": "Xid79", "boot_id": "boot-1", "closed_at": "then"}
+            self.tell("device_health", GPU, node, 0.0, **row)
+        self.node(node, 0.0, draining=False)
+        self.tell("disruptions", f"dis_{run}", node, 0.0, ended_at="then")
+
+    def book(self, live: bool = True, node: str = NODE, gpu: str = GPU, name: str = "b1") -> None:
+        """A booking begins or ends."""
+        self.tell("bookings", name, node, device_id=gpu, atom_id=gpu, ended_at=None if live else "then")
+
+
+def fleet(policy: Mapping[str, Any] = BUDGET) -> Story:
+    """A pool of two nodes in service; one has a fault, and a repair of it is queued."""
+    story = Story()
+    story.pool(policy)
+    story.node()
+    story.node(OTHER)
+    story.fault()
+    story.run("queued", seconds=0.0)
+    return story
+
+
+def healed() -> Story:
+    """A booking ends, the node is rebooted, and the fault is gone."""
+    story = fleet()
+    story.book()
+    story.run("waiting")
+    story.book(live=False)
+    story.start()
+    story.effect()
+    story.succeed()
+    return story
+
+
+def rules(story: Story) -> set[str]:
+    """The rules that the checker sees broken."""
+    return {one.rule for one in invariants.check(story.entries)}
+
+
+def test_a_repair_that_went_well_breaks_no_rule_and_leaves_nothing_open() -> None:
+    story = healed()
+    assert invariants.check(story.entries) == []
+    assert invariants.loose_ends(story.entries, POOL) == []
+
+
+# ---- planted violations: each a story, and the rule that it breaks
+
+
+def over_budget() -> Story:
+    story = fleet()
+    story.start()
+    story.fault(node=OTHER, gpu="GPU-2")
+    story.run("queued", "run_2", OTHER, causes=[], devices=["GPU-2"])
+    story.start("run_2", OTHER)
+    return story
+
+
+def over_budget_with_a_workflow() -> Story:
+    story = fleet()
+    story.tell("disruptions", "dis_w", OTHER, pool_id=POOL, kind="workflow", owner="w", ended_at=None)
+    story.start()
+    return story
+
+
+def over_a_budget_of_nothing() -> Story:
+    story = fleet({"disruptionBudget": "0%", "breaker": {"minNodes": 3}})
+    story.start()
+    return story
+
+
+def hit_a_booking() -> Story:
+    story = fleet()
+    story.book(gpu="GPU-9")
+    story.start()
+    return story
+
+
+def booked_while_draining() -> Story:
+    story = fleet()
+    story.start()
+    story.book(gpu="GPU-9")
+    return story
+
+
+def rebooted_with_a_booking() -> Story:
+    story = booked_while_draining()
+    story.effect()
+    return story
+
+
+def reset_of_a_booked_gpu() -> Story:
+    story = fleet()
+    story.run("queued", kind="gpu.reset")
+    story.book()
+    story.start()
+    return story
+
+
+def in_trust(**node: Any) -> Callable[[], Story]:
+    def planted() -> Story:
+        story = fleet()
+        story.node(**node)
+        story.start()
+        return story
+
+    return planted
+
+
+def in_observe_mode() -> Story:
+    story = fleet()
+    story.pool(BUDGET, "observe")
+    story.start()
+    return story
+
+
+def while_it_observes() -> Story:
+    story = fleet()
+    story.start(observed=True)
+    return story
+
+
+def while_paused() -> Story:
+    story = fleet()
+    story.tell("pool_stops", "remediation", "", pool_id=POOL, ended_at=None, confirmed_by=None)
+    story.start()
+    return story
+
+
+def past_the_breaker() -> Story:
+    story = fleet(CALM)
+    story.fault(node=OTHER, gpu="GPU-2")
+    story.start()
+    return story
+
+
+def rebooted_twice_for_one_fault() -> Story:
+    story = healed()
+    story.entries = story.entries[:-4]  # it does not succeed
+    story.run("failed")
+    story.run("queued", "run_2")
+    story.start("run_2")
+    story.tell("commands", "cmd_run_2", state="sent")
+    story.tell("effects", "cmd_run_2", kind="node.reboot", boot_id="boot-2")
+    return story
+
+
+def effect_twice() -> Story:
+    story = healed()
+    story.tell("effects", "cmd_run_1", kind="node.reboot", boot_id="boot-2")
+    return story
+
+
+def effect_of_nobody() -> Story:
+    story = healed()
+    story.tell("effects", "cmd_9", kind="node.reboot", boot_id="boot-2")
+    return story
+
+
+def effect_before_it_was_sent() -> Story:
+    story = fleet()
+    story.start()
+    story.tell("effects", "cmd_run_1", kind="node.reboot", boot_id="boot-1")
+    return story
+
+
+def two_reboots_at_once() -> Story:
+    story = fleet()
+    story.run("queued", "run_2", causes=[])
+    return story
+
+
+def two_resets_of_one_gpu() -> Story:
+    story = Story()
+    story.pool(BUDGET)
+    story.node()
+    story.run("queued", kind="gpu.reset", devices=["GPU-1", "GPU-2"])
+    story.run("queued", "run_2", kind="gpu.reset", devices=["GPU-2"])
+    return story
+
+
+def back_from_the_end() -> Story:
+    story = healed()
+    story.run("waiting")
+    return story
+
+
+def acts_while_it_observes() -> Story:
+    story = fleet()
+    story.run("waiting", observed=True, command_id="cmd_1")
+    return story
+
+
+def sent_to_a_tenant() -> Story:
+    story = fleet()
+    story.start()
+    story.node(trust="tenant-controlled")
+    story.tell("commands", "cmd_run_1", state="sent")
+    return story
+
+
+def another_result() -> Story:
+    story = healed()
+    story.tell("commands", "cmd_run_1", state="failed")
+    return story
+
+
+def second_command() -> Story:
+    story = healed()
+    story.tell("commands", "cmd_8", kind="node.reboot", idempotency_key="remediation:run_1", state="queued")
+    return story
+
+
+def success_in_the_same_boot() -> Story:
+    story = fleet()
+    story.start()
+    story.effect(boot="boot-1")
+    story.succeed()
+    return story
+
+
+def success_with_a_fault() -> Story:
+    story = fleet()
+    story.start()
+    story.effect()
+    story.succeed(cleared=False)
+    return story
+
+
+def success_with_a_new_fault_of_its_gpu() -> Story:
+    story = fleet()
+    story.start()
+    story.effect()
+    story.fault(code="GpuLost", source="inventory", boot="")
+    story.succeed()
+    return story
+
+
+def paused_twice() -> Story:
+    story = healed()
+    story.event("pool.remediation.paused")
+    story.event("pool.remediation.paused")
+    return story
+
+
+def untold() -> Story:
+    story = healed()
+    story.entries = [one for one in story.entries if one.key != "node.remediation.started"]
+    story.run("queued", "run_2")
+    story.entries.pop()
+    return story
+
+
+PLANTED: list[tuple[Callable[[], Story], str]] = [
+    (over_budget, "within_budget"),
+    (over_budget_with_a_workflow, "within_budget"),
+    (over_a_budget_of_nothing, "within_budget"),
+    (hit_a_booking, "nobody_is_hit"),
+    (reset_of_a_booked_gpu, "nobody_is_hit"),
+    (booked_while_draining, "nothing_slips_in"),
+    (rebooted_with_a_booking, "effect_is_due"),
+    (in_trust(trust="tenant-controlled"), "where_it_may"),
+    (in_trust(status="maintenance"), "where_it_may"),
+    (in_trust(status="retired"), "where_it_may"),
+    (in_observe_mode, "where_it_may"),
+    (while_it_observes, "where_it_may"),
+    (while_paused, "where_it_may"),
+    (past_the_breaker, "breaker_holds"),
+    (rebooted_twice_for_one_fault, "one_reboot_a_fault"),
+    (effect_twice, "effect_is_due"),
+    (effect_of_nobody, "effect_is_due"),
+    (effect_before_it_was_sent, "effect_is_due"),
+    (two_reboots_at_once, "one_at_a_time"),
+    (two_resets_of_one_gpu, "one_at_a_time"),
+    (back_from_the_end, "run_goes_on"),
+    (acts_while_it_observes, "run_goes_on"),
+    (sent_to_a_tenant, "sent_where_it_may"),
+    (another_result, "command_ends_once"),
+    (second_command, "command_ends_once"),
+    (success_in_the_same_boot, "success_is_proven"),
+    (success_with_a_fault, "success_is_proven"),
+    (success_with_a_new_fault_of_its_gpu, "success_is_proven"),
+    (paused_twice, "told_when_paused"),
+    (untold, "told_as_it_was"),
+]
+
+
+@pytest.mark.parametrize(("planted", "rule"), PLANTED)
+def test_finds_what_was_planted(planted: Callable[[], Story], rule: str) -> None:
+    assert rule in rules(planted())
+
+
+def test_every_rule_has_been_broken_once() -> None:
+    listed = {rule.__name__ for rules_of in invariants.RULES.values() for rule in rules_of}
+    assert {rule for _, rule in PLANTED} == {*listed, "success_is_proven", "told_as_it_was"}
+
+
+def test_an_order_by_force_waits_for_nothing() -> None:
+    story = fleet()
+    story.book(gpu="GPU-9")
+    story.tell("disruptions", "dis_w", OTHER, pool_id=POOL, kind="workflow", owner="w", ended_at=None)
+    story.start(force=True, by="op")
+    story.effect()
+    assert rules(story) == set()
+
+
+def test_a_fault_that_opens_again_may_have_another_reboot() -> None:
+    story = healed()
+    story.fault()
+    story.run("queued", "run_2", boot_id="boot-2")
+    story.start("run_2")
+    story.effect("run_2", boot="boot-3")
+    story.succeed("run_2")
+    assert rules(story) == set()
+
+
+def test_turns_that_are_over_and_those_that_a_person_knows_of_stop_nothing() -> None:
+    story = fleet(CALM)
+    story.fault(node=OTHER, gpu="GPU-2")
+    late = replace(story.entries[-1], at=story.at)
+    story.tell("pool_stops", "remediation", "", pool_id=POOL, ended_at=None, confirmed_by=None)
+    story.tell("pool_stops", "remediation", "", ended_at="then", confirmed_by="op")
+    story.start()
+    assert rules(story) == set()
+    waited = fleet(CALM)
+    waited.at = late.at + invariants.WINDOW
+    waited.start()
+    assert rules(waited) == set()
+
+
+def test_tells_what_is_left_at_the_end() -> None:
+    story = fleet()
+    story.start()
+    story.tell("nodes", OTHER, OTHER, status="maintenance")
+    left = invariants.loose_ends(story.entries, POOL)
+    for part in (
+        f"{OTHER} is maintenance",
+        f"{NODE} has",
+        f"{NODE} is draining",
+        "run_1 of",
+        "disruption dis_run_1",
+        "cmd_run_1 of",
+    ):
+        assert any(one.startswith(part) for one in left), (part, left)
+    story.event("node.remediation.escalated", OTHER)
+    assert not any(one.startswith(OTHER) for one in invariants.loose_ends(story.entries, POOL))
+
+
+# ---- the witness and the clock, in a database
+
+
+def test_the_witness_sees_each_change_once_and_in_order(database: str) -> None:
+    with psycopg.connect(database, autocommit=True) as connection:
+        clock = Clock(connection)
+        witness.install(connection)
+        with db.dial(database) as tx:
+            builders.join(tx)
+            builders.apply(tx, builders.host(1))
+        clock.advance(3600)
+        connection.execute("UPDATE nodes SET last_seen = bc_clock(), epoch = epoch + 1")
+        connection.execute("UPDATE nodes SET trust = 'tenant-controlled'")
+        connection.execute("UPDATE nodes SET trust = 'tenant-controlled'")
+        witness.effect(connection, builders.NODE, "cmd_1", "node.reboot", "boot-1")
+        log = witness.read(connection)
+        trusts = [one.value["trust"] for one in log if one.what == "nodes"]
+        assert trusts[-1] == "tenant-controlled"
+        assert trusts.count("tenant-controlled") == 1
+        assert (log[-1].what, log[-1].node, log[-1].key) == ("effects", builders.NODE, "cmd_1")
+        assert next(one.key for one in log if one.what == "events") == "node.joined"
+        assert 3600 <= log[-1].at - log[0].at < 3601
+        assert invariants.check(log) != []  # an effect that nobody asked for
+
+
+def test_time_goes_on_as_the_test_says_and_never_back(database: str) -> None:
+    with psycopg.connect(database, autocommit=True) as connection, db.dial(database, autocommit=True) as other:
+        clock = Clock(connection)
+        read = "SELECT bc_clock(), extract(epoch FROM bc_clock() - %s::timestamptz)::float8"
+        earlier, _ = other.execute(read, [clock.now]).fetchone() or (None, 0)
+        clock.advance(86400)
+        later, past = other.execute(read, [clock.now]).fetchone() or (None, 0)
+        assert earlier is not None
+        assert later is not None
+        assert 86400 <= (later - earlier).total_seconds() < 86401
+        assert 0 <= past < 1
+        assert 86400 <= clock.passed < 86401
