@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
+PROTOCOL = "0.3"  # the newest version of the session protocol that this receiver speaks
+
 Json = Any  # what json.dumps takes
 Payload = Mapping[str, Json]
 
@@ -26,7 +28,7 @@ COMMAND_STATES = ("queued", "sent", *COMMAND_RESULTS, "cancelled")
 RUN_KINDS = ("node.reboot", "gpu.reset", "diag.nvml", "diag.dcgm")
 RUN_ENDED = ("succeeded", "failed", "cancelled")
 RUN_STATES = ("queued", "waiting", "running", "verifying", *RUN_ENDED)
-ATTEMPT_STATES = ("running", "passed", "failed")  # of acceptance
+ATTEMPT_STATES = ("running", "passed", "failed", "cancelled")  # of acceptance
 LABEL_SOURCES = ("inventory", "system", "operator")
 HEALTH_SOURCES = ("xid", "inventory")
 STATUS_HANDLERS = ("conditions", "xid", "pressure")  # what becomes of status reports: setting status.handlers

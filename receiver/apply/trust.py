@@ -10,7 +10,7 @@ from receiver import ids
 from receiver.apply.act import act
 from receiver.apply.session import disbelieve
 from receiver.errors import Invalid, Refused
-from receiver.planning import lifecycle
+from receiver.planning import acceptance, lifecycle
 from receiver.planning.view import Draft, Facts
 from receiver.store.database import Connection
 from receiver.values import TRUSTS
@@ -41,6 +41,7 @@ def set_trust(
         lifecycle.refuse_out(draft, trust)
         _refuse_other_lease(draft, lease_id)
         draft.node = replace(draft.node, trust=trust, lease_id=lease_id)
+        acceptance.interrupt(draft)
 
     return act(tx, node_id, begin, mint=mint)
 

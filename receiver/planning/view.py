@@ -21,6 +21,7 @@ HealthKey = tuple[str, str, str, str]  # device, source, code, boot
 HealthSource = Literal["xid", "inventory"]
 LabelSource = Literal["inventory", "system", "operator"]
 RunKind = Literal["node.reboot", "gpu.reset", "diag.nvml", "diag.dcgm"]
+AttemptState = Literal["running", "passed", "failed", "cancelled"]
 RunState = Literal["queued", "waiting", "running", "verifying", "succeeded", "failed", "cancelled"]
 
 
@@ -308,6 +309,55 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt of the node to be accepted (SPEC B7): the present one, and whichever runs.
+
+    `checks`, in the order of the policy: `{"kind", "commandId"?, "status", "reason"?}`; a status is "running" or how it ended.
+    """
+
+    attempt: int
+    state: AttemptState = "running"
+    reason: str = ""
+    checks: Sequence[Payload] = ()
+
+    @property
+    def key(self) -> int:
+        """Its number."""
+        return self.attempt
+
+
+@dataclass(frozen=True, slots=True)
+class CommandOrder:
+    """A command that the node is to be sent: it gets an id when it is stored. `start_within`: seconds, for its latest start."""
+
+    kind: str
+    payload: Payload
+    key: str  # of idempotency
+    by: str
+    start_within: float
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandEnd:
+    """A command that nothing is waited for any more: "expired" or "cancelled", unless it has ended."""
+
+    id: str
+    state: Literal["expired", "cancelled"]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandState:
+    """How far a command has come. `late`: seconds since its latest start; below zero before."""
+
+    state: str
+    reason: str = ""
+    result: Json = None
+    late: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Booking:
     """A live booking of one generation of an atom."""
 
@@ -327,7 +377,8 @@ class Facts:
     node has, that node. `same_key`: other nodes whose trusted hardware key is the one that these sections give. `online`: a
     session is open that began since the last lease ended. `tried`: open faults that a run was for since they opened, and whether
     that run only observed. `disrupted`: somebody disrupts the node, and has said so in `disruptions`. `dry_run`: this receiver
-    only records what it would do to it.
+    only records what it would do to it. `commands`: of the attempt that runs, by id. `waited`: seconds since the node is
+    `adopting`, has its session and is nobody's duplicate, of which each began anew what went before; None: it is not.
     """
 
     node_id: str
@@ -346,6 +397,8 @@ class Facts:
     tried: frozenset[tuple[HealthKey, bool]] = frozenset()
     disrupted: bool = False
     dry_run: bool = False
+    commands: Mapping[str, CommandState] = field(default_factory=dict)
+    waited: float | None = None
 
     @property
     def booked_devices(self) -> frozenset[str]:
@@ -389,10 +442,13 @@ class Draft:
     faults: dict[FaultKey, Counted] = field(default_factory=dict)
     labels: dict[str, Label] = field(default_factory=dict)
     runs: dict[str, Run] = field(default_factory=dict)
+    attempts: dict[int, Attempt] = field(default_factory=dict)
     hardware: HardwareKey | None = None
     orders: list[Order] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     turns: list[str] = field(default_factory=list)  # the node turned unhealthy: by what
+    commands: list[CommandOrder] = field(default_factory=list)
+    ends: list[CommandEnd] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     history: list[History] = field(default_factory=list)
     notices: list[Notice] = field(default_factory=list)
@@ -413,7 +469,7 @@ class Draft:
         return same
 
 
-TABLES = ("conditions", "devices", "atoms", "generations", "health", "faults", "labels", "runs")
+TABLES = ("conditions", "devices", "atoms", "generations", "health", "faults", "labels", "runs", "attempts")
 
 
 def set_conditions(draft: Draft, types: Iterable[str], wanted: Iterable[ConditionRow], keep_unseen: bool = False) -> None:

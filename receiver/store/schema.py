@@ -236,7 +236,7 @@ sessions = Table(
     c.text("receiver_id", ""),
     c.number("trust_epoch", 0),
     c.flag("alternation"),
-    c.time("started_at", now=True),
+    c.moment("started_at"),
     c.time("ended_at"),
     c.text("end_reason", nullable=True),
 )

@@ -3,7 +3,6 @@
 TABLES has a row a table of the draft: how its rows are loaded, keyed and written. A field of a row is a column of that name.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
@@ -14,10 +13,11 @@ from receiver.planning import view
 from receiver.planning.policy import parse
 from receiver.planning.remediation import place
 from receiver.planning.view import Booking, Draft, Facts, HardwareKey, Node, Pool
+from receiver.store import attempts
 from receiver.store.database import Connection
 from receiver.store.nodes import lock_node
 from receiver.store.statement import Statement
-from receiver.store.words import jsonb
+from receiver.store.words import differ, jsonb
 from receiver.values import RUN_ENDED
 
 RESERVATIONS = "bc_reservations"
@@ -81,8 +81,7 @@ class Table:
                 )
 
     def _differ(self, one: Any, other: Any) -> bool:
-        """Compared as stored: a tuple in JSON is a list when it comes back."""
-        return bool(one != other) and json.dumps(self._json(one), sort_keys=True) != json.dumps(self._json(other), sort_keys=True)
+        return bool(one != other) and differ(self._json(one), self._json(other))
 
     def _json(self, row: Any) -> dict[str, Any]:
         return {name: getattr(row, name) for name in self.columns}
@@ -169,6 +168,14 @@ TABLES = (
             "ended_at": f"CASE WHEN r.state IN ({_ENDED}) THEN bc_clock() END",
         },
     ),
+    Table(
+        "attempts",
+        "acceptance_attempts",
+        view.Attempt,
+        ("attempt",),
+        "t.node_id = n.id AND (t.attempt = n.attempt OR t.state = 'running')",
+        changed={"ended_at": "CASE WHEN r.state <> 'running' THEN coalesce(t.ended_at, bc_clock()) END"},
+    ),
 )
 
 _NODE = ", ".join(f"'{one.name}', n.{one.name}" for one in fields(Node))
@@ -181,14 +188,14 @@ _BOOKINGS = """(SELECT jsonb_agg(jsonb_build_array(b.booking_id, b.device_id, b.
 # Of GPUs whose XIDs are counted: one may be another node's by now.
 _OWNERS = """(SELECT jsonb_object_agg(d.id, d.node_id) FROM node_faults f JOIN devices d ON d.id = f.device_id
    WHERE f.node_id = n.id AND f.boot_id = n.boot_id AND d.node_id <> n.id)"""
-# What is open, and had a run since it opened that began, or was left to a person.
+# What is open, and had a run since it opened that ended by itself, or was left to a person.
 _TRIED = """(SELECT jsonb_agg(DISTINCT
      jsonb_build_array(c ->> 'deviceId', c ->> 'source', c ->> 'code', c ->> 'bootId', r.observed))
    FROM (SELECT h.device_id, h.code, h.since FROM device_health h WHERE h.node_id = n.id AND h.closed_at IS NULL
          UNION ALL SELECT k.device_id, k.type, k.since FROM conditions k
          WHERE k.node_id = n.id AND k.status = 'true' AND starts_with(k.type, 'SXid')) AS f
    JOIN remediation_runs r ON r.node_id = n.id AND r.created_at >= f.since AND r.ended_at IS NOT NULL
-     AND (r.started_at IS NOT NULL OR r.escalated OR r.observed)
+     AND (r.state <> 'cancelled' OR r.escalated OR r.observed)
    JOIN jsonb_array_elements(r.causes) AS c ON (c ->> 'deviceId', c ->> 'code') = (f.device_id, f.code))"""
 _HARDWARE = ", ".join(f'h."{one.name}"' for one in fields(HardwareKey))
 
@@ -200,6 +207,7 @@ COLUMN = f"""jsonb_build_object(
                  EXCEPT SELECT m.name FROM node_missing_sections m WHERE m.node_id = n.id),
   'advisory', n.trust = 'tenant-controlled' OR n.session_trust_epoch < n.trust_epoch,
   'pool', {_POOL}, 'bookings', {_BOOKINGS}, 'owners', {_OWNERS}, 'tried', {_TRIED},
+  'commands', {attempts.COMMANDS}, 'waited', {attempts.WAITED},
   'disrupted', EXISTS (SELECT FROM disruptions x WHERE x.node_id = n.id AND x.ended_at IS NULL),
   'dryRun', coalesce(current_setting('bc.dry_run', true) = 'on', false), 'node', jsonb_build_object({_NODE}),
   'hardware', (SELECT jsonb_build_array({_HARDWARE}) FROM hardware_keys h WHERE h.node_id = n.id AND h.replaced_at IS NULL),
@@ -228,6 +236,12 @@ def load(tx: Connection, node_id: str) -> tuple[Facts, Draft]:
     return as_view(row[0])
 
 
+def load_all(tx: Connection, node_ids: Iterable[str]) -> list[tuple[Facts, Draft]]:
+    """Many nodes and their rows, in the order of their ids; of those that exist."""
+    rows = tx.execute(f"SELECT {COLUMN} FROM nodes n WHERE n.id = ANY(%s) ORDER BY n.id", [list(node_ids)]).fetchall()
+    return [as_view(row[0]) for row in rows]
+
+
 def lock(tx: Connection, node_id: str) -> tuple[Facts, Draft]:
     """The same, locked until the transaction ends."""
     lock_node(tx, node_id)
@@ -253,6 +267,8 @@ def as_view(found: Mapping[str, Any]) -> tuple[Facts, Draft]:
         ),
         disrupted=found["disrupted"],
         dry_run=found["dryRun"],
+        commands=attempts.as_commands(found["commands"]),
+        waited=found["waited"],
     )
     draft = Draft(node=_as_node(found["node"]), hardware=_as_hardware(found["hardware"]))
     for table in TABLES:
@@ -299,10 +315,11 @@ def with_others(
 def write(statement: Statement, before: Draft, after: Draft, mint: Mint) -> None:
     """Adds to a statement what differs between two drafts, and what the second one tells. Its orders become runs."""
     place(after, mint)
+    attempts.write(statement, after, mint)
     for table in TABLES:
         table.write(statement, getattr(before, table.name), getattr(after, table.name))
     _write_node(statement, before.node, after.node)
-    if after.hardware != before.hardware:
+    if after.hardware != before.hardware and differ(_hardware_json(after.hardware), _hardware_json(before.hardware)):
         _write_hardware(statement, after.hardware)
     publish(statement, after, mint)
     if after.history:
@@ -378,19 +395,23 @@ _EXPRESSIONS = {name: _REASONS.format(column=name) for name in ("no_schedule_rea
 def _write_node(statement: Statement, before: Node, after: Node) -> None:
     for name in (one.name for one in fields(Node)):
         value = getattr(after, name)
-        if value == getattr(before, name):
+        if not differ(value, getattr(before, name)):
             continue
         if name in _EXPRESSIONS:
             value = [{"owner": HEALTH, "type": kind} for kind in value]
         statement.set(name, value, _EXPRESSIONS.get(name, ""))
-        if name == "status":
+        if name in ("status", "attempt"):  # another attempt waits anew
             statement.set("status_since", expression="bc_clock()")
-            if value == "maintenance":
-                statement.set("maintenance_since", expression="bc_clock()")
+        if name == "status" and value == "maintenance":
+            statement.set("maintenance_since", expression="bc_clock()")
+
+
+def _hardware_json(key: HardwareKey | None) -> dict[str, Any]:
+    return {"key": ""} if key is None else {one.name: getattr(key, one.name) for one in fields(HardwareKey)}
 
 
 def _write_hardware(statement: Statement, key: HardwareKey | None) -> None:
-    value = {"key": ""} if key is None else {one.name: getattr(key, one.name) for one in fields(HardwareKey)}
+    value = _hardware_json(key)
     statement.add(
         "hardware_replaced",
         "UPDATE hardware_keys SET replaced_at = now() FROM doc WHERE node_id = %(node)s AND replaced_at IS NULL "

@@ -45,7 +45,7 @@ def test_a_node_with_nothing_to_prove_passes_at_once(facts: Facts) -> None:
 
 def test_a_pool_with_checks_keeps_its_nodes_adopting_and_names_each_kind_once() -> None:
     facts = replace(FACTS, pool=CHECKED)
-    assert settled(facts) == Draft(node=READY)
+    assert settled(facts).node == READY
     assert acceptance.checks(facts) == ("diag.nvml", "diag.dcgm")
 
 

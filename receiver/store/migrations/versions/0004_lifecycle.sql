@@ -8,6 +8,7 @@ ALTER TABLE conditions ALTER COLUMN since SET DEFAULT bc_clock();
 ALTER TABLE device_health ALTER COLUMN since SET DEFAULT bc_clock();
 ALTER TABLE disruptions ALTER COLUMN started_at SET DEFAULT bc_clock();
 ALTER TABLE commands ALTER COLUMN created_at SET DEFAULT bc_clock();
+ALTER TABLE sessions ALTER COLUMN started_at SET DEFAULT bc_clock();
 
 -- A node that is being disrupted takes no bookings: `draining` is part of what is placeable.
 DROP VIEW bookable_atoms;
@@ -134,7 +135,7 @@ CREATE TABLE acceptance_attempts (
   ended_at TIMESTAMP WITH TIME ZONE,
   CONSTRAINT pk_acceptance_attempts PRIMARY KEY (node_id, attempt),
   CONSTRAINT fk_acceptance_attempts_node_id FOREIGN KEY(node_id) REFERENCES nodes (id),
-  CONSTRAINT ck_acceptance_attempts_state CHECK (state IN ('running', 'passed', 'failed'))
+  CONSTRAINT ck_acceptance_attempts_state CHECK (state IN ('running', 'passed', 'failed', 'cancelled'))
 );
 CREATE INDEX ix_acceptance_attempts_running ON acceptance_attempts (node_id) WHERE state = 'running';
 
