@@ -42,16 +42,21 @@ class Live:
 
     async def api(self, name: str, /, **keys: object) -> dict[str, Any]:
         """What `better-compute api NAME key=value ... --format json` prints. Raises grpc.aio.AioRpcError."""
-        method = find(name)
-        request = parse(method, [f"{key}={value}" for key, value in keys.items()])
-        async with grpc.aio.insecure_channel(self.receiver.config.listen_api) as channel:
-            call: Any = channel.unary_unary(method.path, lambda message: message.SerializeToString(), method.response.FromString)
-            return answer(await call(request))
+        return await ask(self.receiver.config.listen_api, name, **keys)
 
     def rows(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
         """What the database has."""
         with psycopg.connect(self.database, autocommit=True) as connection:
             return connection.execute(query.encode(), arguments or None).fetchall()
+
+
+async def ask(target: str, name: str, /, **keys: object) -> dict[str, Any]:
+    """What a receiver's API answers: `better-compute api NAME key=value ... --format json`. Raises grpc.aio.AioRpcError."""
+    method = find(name)
+    request = parse(method, [f"{key}={value}" for key, value in keys.items()])
+    async with grpc.aio.insecure_channel(target) as channel:
+        call: Any = channel.unary_unary(method.path, lambda message: message.SerializeToString(), method.response.FromString)
+        return answer(await call(request))
 
 
 @asynccontextmanager

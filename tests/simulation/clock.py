@@ -25,7 +25,8 @@ class Clock:
         """Puts it into the database's place of the real one. The connection is in autocommit mode, and this object's alone."""
         self.connection = connection
         connection.execute(_INSTALL)
-        self.began = self.advance(0)
+        self.now: datetime = self.advance(0)
+        self.began = self.now
 
     def advance(self, seconds: float) -> datetime:
         """It is so many seconds later; the time that it is then."""
