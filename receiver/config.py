@@ -174,6 +174,12 @@ class Config:
     status_handlers: tuple[str, ...] = _row(
         "status.handlers", HANDLERS, ",".join(STATUS_HANDLERS), "What status reports are judged for; the rest of them is ignored."
     )
+    dry_run: bool = _row(
+        "dry_run",
+        FLAG,
+        "false",
+        "Repair no node: record what would be done, as in a pool that observes. For all receivers or none.",
+    )
     pressure_raise: Mapping[str, float] = _row(
         "pressure.raise",
         LEVELS,

@@ -1,7 +1,8 @@
 """Every event type that is published, in one place (SPEC B9). Docs and `events.list` filters are generated from EVENTS.
 
-An event's envelope is id, time, tenant, pool, node, type; its payload always carries `schemaVersion`. One more event costs
-a row here. A payload may gain fields within a version; one that loses or changes a field is the next version.
+An event's envelope is id, time, tenant, pool, node, type; its payload always carries `schemaVersion`, and `maintenance: true`
+where a person has the node or its pool, so that nobody is called for it. One more event costs a row here. A payload may gain
+fields within a version; one that loses or changes a field is the next version.
 """
 
 from collections.abc import Mapping

@@ -126,7 +126,7 @@ class Receiver:
     def __init__(self, config: Config, url: str) -> None:
         self.config = config
         size = config.database_connections
-        self.pool = database.open_pool(url, size)
+        self.pool = database.open_pool(url, size, dry_run=config.dry_run)
         self.engine = open_engine(url, size)
         self.threads = ThreadPoolExecutor(size, "database")
         self.reading = ThreadPoolExecutor(size, "read")

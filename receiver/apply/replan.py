@@ -55,6 +55,12 @@ _QUEUE_MISSED = _QUEUE.format(
           WHERE h.node_id = c.node_id AND h.replaced_at IS NULL AND o.node_id = c.evidence ->> 'otherNode'
             AND o.trusted AND o.replaced_at IS NULL)))"""
 )
+# Broken, with a repair that was only observed, where it is not any more: the receivers were on a dry run.
+_QUEUE_OBSERVED = _QUEUE.format(
+    f"""n.unhealthy AND n.status = 'adopted' AND {_WAITING} AND coalesce(current_setting('bc.dry_run', true), '') <> 'on'
+    AND NOT EXISTS (SELECT FROM pools p WHERE p.id = n.pool_id AND p.mode = 'observe')
+    AND (SELECT r.observed FROM remediation_runs r WHERE r.node_id = n.id ORDER BY r.id DESC LIMIT 1)"""
+)
 
 _NEXT = "SELECT node_id, queued_at FROM replan WHERE queued_at <= clock_timestamp() ORDER BY queued_at, node_id LIMIT %s"
 _LOCK = "SELECT id FROM nodes WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE"
@@ -81,6 +87,11 @@ def queue_outdated(tx: Connection) -> int:
 def queue_missed(tx: Connection) -> int:
     """Has the nodes planned again that keep something for a booking that has ended, or wait for what was let go."""
     return tx.execute(_QUEUE_MISSED, {"reason": "a booking ended, or another node let go"}).rowcount
+
+
+def queue_observed(tx: Connection) -> int:
+    """Has the broken nodes planned again that are to be repaired from now on, where that was only observed before."""
+    return tx.execute(_QUEUE_OBSERVED, {"reason": "repairs are not only observed any more"}).rowcount
 
 
 def drain(tx: Connection, batch: int | None = None, mint: ids.Mint = ids.mint) -> int:

@@ -5,12 +5,12 @@ import itertools
 from collections.abc import Callable
 
 from receiver.apply import replan
-from receiver.gateway.jobs import NO_ANSWER, Jobs
-from receiver.store.database import Connection
+from receiver.gateway.jobs import Jobs
+from receiver.store.database import NO_ANSWER, Connection
 
 EVERY = 1.0
 MISSED_EVERY = 10  # rounds
-OUTDATED_EVERY = 300  # rounds: nodes that a receiver of an older version has planned meanwhile
+OUTDATED_EVERY = 300  # rounds: nodes that a receiver of an older version, or on a dry run, has planned meanwhile
 
 
 async def replan_forever(jobs: Jobs) -> None:
@@ -24,6 +24,7 @@ async def once(jobs: Jobs, number: int) -> None:
     """A round: plans what is queued, batch after batch."""
     if number % OUTDATED_EVERY == 0:
         await _within(jobs, replan.queue_outdated)
+        await _within(jobs, replan.queue_observed)
     if number % MISSED_EVERY == 0:
         await _within(jobs, replan.queue_missed)
     while await _within(jobs, replan.drain) >= replan.BATCH:

@@ -1,11 +1,19 @@
 """Where no repair is queued or begun, whatever is broken (SPEC B8): a tenant's machine, maintenance, a paused pool. Pure."""
 
+from dataclasses import replace
+
 from receiver.planning.view import Draft, Facts
 
 
 def in_maintenance(facts: Facts, draft: Draft) -> bool:
     """Whether a person has the node, or its whole pool: no breaker count, no repair, no alert."""
     return draft.node.status == "maintenance" or (facts.pool is not None and facts.pool.maintenance)
+
+
+def hush(facts: Facts, before: Draft, draft: Draft) -> None:
+    """Marks what is told while maintenance lasts (`maintenance: true`): it is kept as ever, and nobody is to be called for it."""
+    if in_maintenance(facts, before) and in_maintenance(facts, draft):
+        draft.events = [replace(one, payload={**one.payload, "maintenance": True}) for one in draft.events]
 
 
 def barred(facts: Facts, draft: Draft) -> str | None:

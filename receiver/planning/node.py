@@ -22,6 +22,7 @@ from receiver.planning import (
     health,
     inventory_conditions,
     labels,
+    modes,
     reasons,
 )
 from receiver.planning.view import Draft, Facts
@@ -65,3 +66,4 @@ def conclude(facts: Facts, before: Draft, draft: Draft) -> None:
     for rule in () if facts.advisory else CONCLUDE:
         rule(facts, before, draft)
     reasons.settle(facts, before, draft)
+    modes.hush(facts, before, draft)

@@ -8,6 +8,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +31,9 @@ _MIGRATIONS = Path(__file__).parent / "migrations"
 _MIGRATION_LOCK = 0x62635F6D  # advisory: two receivers that migrate at once take turns
 # Another transaction was first: a row is there meanwhile, or Postgres ended one of two that waited for each other.
 LOST_RACE = (errors.UniqueViolation, errors.SerializationFailure, errors.DeadlockDetected)
+# It is away, or cannot do it now: restarted, full, read-only (an InternalError), a lock that does not come, or one race after the
+# other was lost.
+NO_ANSWER = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError, *LOST_RACE)
 AGAIN = 3  # times that a transaction which lost a race is run again
 _CONNECT_SECONDS = 10
 _RECONNECT_SECONDS = 5.0
@@ -67,8 +71,8 @@ def dial(url: str, autocommit: bool = False, name: str = "receiver") -> Connecti
     return connection
 
 
-def _set_up(connection: Connection) -> None:
-    connection.execute(_SESSION)
+def _set_up(connection: Connection, dry_run: bool = False) -> None:
+    connection.execute(_SESSION + ("; SET bc.dry_run = 'on'" if dry_run else ""))
     if not connection.autocommit:
         connection.commit()
 
@@ -156,8 +160,10 @@ def create_database(url: str, name: str, template: str = "template0") -> None:
             connection.execute(statement.format(sql.Identifier(name), sql.Identifier(template)))
 
 
-def open_pool(url: str, size: int = 8, name: str = "receiver") -> Pool:
+def open_pool(url: str, size: int = 8, name: str = "receiver", dry_run: bool = False) -> Pool:
     """An open pool of at most `size` connections whose first one works; the caller closes it. Raises DatabaseError.
+
+    `dry_run`: what is loaded over it says so (view.Facts), and rules only record what would be done to nodes.
 
     While the server is away, somebody who asks starts the next attempt: one that waits ever longer between attempts of its
     own would notice late that the server is back.
@@ -166,7 +172,7 @@ def open_pool(url: str, size: int = 8, name: str = "receiver") -> Pool:
     return ConnectionPool(
         url,
         kwargs=_alive(url),
-        configure=_set_up,
+        configure=partial(_set_up, dry_run=dry_run),
         min_size=1,
         max_size=size,
         name=name,

@@ -301,6 +301,14 @@ def test_a_pool_in_maintenance_counts_no_turns_begins_no_repairs_and_raises_no_a
     assert told(tx) == []
 
 
+def test_what_happens_in_a_pool_in_maintenance_is_marked_as_nobodys_alert(tx: Connection) -> None:
+    epoch = in_pool(tx)
+    pool_stops.begin_maintenance(tx, POOL, by="ops", reason="firmware")
+    report(tx, epoch, xid())
+    rows = tx.execute("SELECT DISTINCT type FROM events WHERE payload @> '{\"maintenance\": true}' ORDER BY type").fetchall()
+    assert [row[0] for row in rows] == ["node.condition.changed", "node.gpu.quarantined", "node.xid"]
+
+
 def test_maintenance_ends_when_a_person_says_so_and_broken_nodes_are_planned_again(tx: Connection) -> None:
     ids = fleet(tx, 5)
     turn(tx, ids[:1])

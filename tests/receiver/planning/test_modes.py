@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from receiver.planning.modes import barred, in_maintenance, observing
+from receiver.events import event
+from receiver.planning.modes import barred, hush, in_maintenance, observing
 from receiver.planning.view import Draft, Facts, Node, Pool
 from tests.receiver.builders import NODE
 
@@ -44,3 +45,20 @@ def test_pools_that_observe_and_receivers_on_a_dry_run_only_observe() -> None:
     assert observing(replace(FACTS, pool=Pool("pool_1", mode="observe")))
     assert observing(replace(FACTS, dry_run=True))
     assert not observing(FACTS)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "pool", "marked"),
+    [
+        ("adopted", "adopted", False, False),
+        ("maintenance", "maintenance", False, True),
+        ("adopted", "adopted", True, True),
+        ("adopted", "maintenance", False, False),  # what gave the node to a person is for them to know
+        ("maintenance", "adopting", False, False),
+    ],
+)
+def test_what_is_told_while_maintenance_lasts_is_marked(before: str, after: str, pool: bool, marked: bool) -> None:
+    facts = replace(FACTS, pool=Pool("pool_1", maintenance=pool))
+    draft = Draft(node=replace(ADOPTED, status=after), events=[event("node.gpu.lost", {"deviceId": "GPU-1"})])
+    hush(facts, Draft(node=replace(ADOPTED, status=before)), draft)
+    assert draft.events[0].payload == {"deviceId": "GPU-1", "schemaVersion": 1, **({"maintenance": True} if marked else {})}
