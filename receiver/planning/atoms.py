@@ -5,7 +5,7 @@ UUID comes back with another profile, placement or boot. An atom that is not pla
 `retiring` where that was ordered, else with the reason GONE, which is a fault. `hindrance` says why an atom is not bookable.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -44,16 +44,18 @@ def plan(facts: Facts, draft: Draft) -> None:
     if section is None:
         return
     listed = {gpu.uuid: gpu for gpu in section.gpus if gpu.uuid}
-    mismatches = []
+    mismatches, atoms = [], _by_device(draft)
     for device in draft.devices.values():
         if not device.present:  # and booked: it keeps its atoms as they are
-            _reconcile(facts, draft, device, [atom for atom in _of(draft, device.id) if not _kept(atom)], lost_layout=False)
+            mine = atoms.get(device.id, ())
+            _reconcile(facts, draft, device, mine, [atom for atom in mine if not _kept(atom)], lost_layout=False)
     for device in _there(draft):
-        layout = _layout(draft, device, listed.get(device.id))
+        mine = atoms.get(device.id, ())
+        layout = _layout(device, mine, listed.get(device.id))
         message = _mismatch(facts, layout) if layout.told else _stored_mismatch(draft, device.id)
         if message is not None:
             mismatches.append(ConditionRow(MISMATCH, device.id, reason=MISMATCH, message=message))
-        _reconcile(facts, draft, device, _wanted(facts, draft, device, layout), message is not None)
+        _reconcile(facts, draft, device, mine, _wanted(facts, draft, device, layout), message is not None)
     set_conditions(draft, [MISMATCH], mismatches)
 
 
@@ -65,11 +67,13 @@ def settle(facts: Facts, before: Draft, draft: Draft) -> None:
 
 def reborn(facts: Facts, draft: Draft) -> None:
     """MIG instances that are there in another boot than their atoms' are others, though the inventory is the same."""
+    atoms = _by_device(draft)
     for device in _there(draft):
-        known = _known(draft, device)
+        mine = atoms.get(device.id, ())
+        known = _known(device, mine)
         if known and not device.lost and not device.assigned:
             wanted = _wanted(facts, draft, device, Layout(known, told=True))
-            _reconcile(facts, draft, device, wanted, _stored_mismatch(draft, device.id) is not None)
+            _reconcile(facts, draft, device, mine, wanted, _stored_mismatch(draft, device.id) is not None)
 
 
 def hindrance(facts: Facts, draft: Draft, atom: Atom, device: Device) -> str | None:
@@ -117,13 +121,16 @@ def _kept(atom: Atom) -> bool:
     return atom.retiring or atom.reason == GONE
 
 
-def _of(draft: Draft, device_id: str) -> list[Atom]:
-    return [atom for atom in draft.atoms.values() if atom.device_id == device_id]
+def _by_device(draft: Draft) -> Mapping[str, Sequence[Atom]]:
+    found: dict[str, list[Atom]] = {}
+    for atom in draft.atoms.values():
+        found.setdefault(atom.device_id, []).append(atom)
+    return found
 
 
-def _layout(draft: Draft, device: Device, gpu: pb.Gpu | None) -> Layout:
+def _layout(device: Device, mine: Sequence[Atom], gpu: pb.Gpu | None) -> Layout:
     """What the section says of a GPU that NVML reaches; of another one, what its atoms say."""
-    known = _known(draft, device)
+    known = _known(device, mine)
     reached = gpu is not None and not device.lost and not device.assigned
     if gpu is None or not reached or (known and not gpu.mig.HasField("current")):
         return Layout(known or None, told=False)
@@ -131,17 +138,18 @@ def _layout(draft: Draft, device: Device, gpu: pb.Gpu | None) -> Layout:
 
 
 def _listed(gpu: pb.Gpu) -> Iterator[Instance]:
-    for one in gpu.mig.instances:
+    """Of several that have one name, the first: an atom is one instance."""
+    for one in {one.uuid: one for one in reversed(gpu.mig.instances)}.values():
         if is_instance(one):
             placement = {"start": one.placement.start, "size": one.placement.size} if one.HasField("placement") else None
             yield Instance(one.uuid, one.profile or None, placement)
 
 
-def _known(draft: Draft, device: Device) -> tuple[Instance, ...]:
+def _known(device: Device, mine: Sequence[Atom]) -> tuple[Instance, ...]:
     """The instances that the device's atoms are of, without those that are only kept for a booking."""
     return tuple(
         Instance(atom.id, atom.profile, atom.placement)
-        for atom in sorted(_of(draft, device.id), key=lambda atom: atom.key)
+        for atom in sorted(mine, key=lambda atom: atom.key)
         if kind_of(atom.id, device.id) == "mig" and not _kept(atom)
     )
 
@@ -197,14 +205,16 @@ def _mig_atom(draft: Draft, device: Device, instance: Instance, told: bool) -> A
     return Atom(instance.id, now.generation, device.id, instance.profile, instance.placement)
 
 
-def _reconcile(facts: Facts, draft: Draft, device: Device, wanted: Iterable[Atom], lost_layout: bool) -> None:
-    """The device's atoms are the wanted ones, and others as long as they are booked."""
+def _reconcile(
+    facts: Facts, draft: Draft, device: Device, mine: Sequence[Atom], wanted: Iterable[Atom], lost_layout: bool
+) -> None:
+    """The device's atoms, which are `mine`, become the wanted ones, and others stay as long as they are booked."""
     now = {atom.key: atom for atom in wanted}
-    ids = {atom.id for atom in now.values()}
-    for atom in _of(draft, device.id):
+    ids, booked = {atom.id for atom in now.values()}, facts.booked_atoms
+    for atom in mine:
         if atom.key in now:
             continue
-        if atom.key not in facts.booked_atoms:
+        if atom.key not in booked:
             del draft.atoms[atom.key]
             continue
         lost = lost_layout and not atom.retiring and kind_of(atom.id, device.id) == "mig" and atom.id not in ids

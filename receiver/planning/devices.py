@@ -18,8 +18,8 @@ from receiver.values import Payload
 
 OUT = frozenset(("retired", "deleted"))  # statuses in which a node has no devices
 DUPLICATE, OWNED = "DuplicateIdentity", "DeviceOwned"
-# As NVML names GPUs and MIG instances (older drivers: MIG-GPU-.../0/1). Other names could be those of other atoms.
-_DEVICE, _INSTANCE = re.compile(r"GPU-[^:\s]{1,128}"), re.compile(r"MIG-[^:\s]{1,128}")
+# As NVML names GPUs and MIG instances (older drivers: MIG-GPU-.../0/1). Other names could be those of other atoms, or no text.
+_DEVICE, _INSTANCE = re.compile(r"GPU-[!-9;-~]{1,128}"), re.compile(r"MIG-[!-9;-~]{1,128}")
 _DRIVEN = ("", "nvidia")  # drivers of a function (none: it did not come) that NVML should list; others hold it for a VM
 
 

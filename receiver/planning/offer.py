@@ -9,11 +9,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from bettercompute.agent.v1 import inventory_pb2 as pb
 from bettercompute.contract.sections import SECTIONS, decode, digest, section_hash
 from google.protobuf.message import Message
 
+from receiver.planning.policy import GPUS
 from receiver.values import SECTION_BYTES, SECTIONS_PER_OFFER, Offer
 
+INSTANCES = 64  # of MIG of a GPU; none has as many
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _HASH = re.compile(r"[0-9a-f]{64}")
 
@@ -66,7 +69,19 @@ def check_bodies(offer: Offer, bodies: Mapping[str, bytes]) -> Refusal | dict[st
             decoded[name] = decode(name, data)
         except ValueError as error:
             return Refusal(name, str(error))
+        if too_many := _too_many(decoded[name]):
+            return Refusal(name, too_many)
     return decoded
+
+
+def _too_many(section: Message) -> str:
+    """Of what one node cannot have: a hostile one is not to fill the tables with a few messages."""
+    if not isinstance(section, pb.GpusSection):
+        return ""
+    if len(section.gpus) > GPUS:
+        return f"{len(section.gpus)} GPUs; a node has at most {GPUS}"
+    most = max((len(gpu.mig.instances) for gpu in section.gpus), default=0)
+    return f"{most} MIG instances of one GPU; it has at most {INSTANCES}" if most > INSTANCES else ""
 
 
 def _too_big(size: int) -> str:

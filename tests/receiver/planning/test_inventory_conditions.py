@@ -165,6 +165,14 @@ def test_a_gpu_that_no_list_has_and_pci_still_shows_is_there() -> None:
     assert planned(gpus(gpu(0), on_pci=2), *BOTH, passed={"gpus": TWO}) == {}
 
 
+def test_a_gpu_without_a_uuid_is_the_one_that_is_known_at_its_place() -> None:
+    nameless = gpu(1, uuid=None, state="lost")
+    found = planned(
+        gpus(gpu(0), nameless), device(0), device(1, lost=True), pool=Pool("pool_1", policy=Policy(expect_gpu_count=3))
+    )
+    assert found["GpuMissing", ""].message == "found 2 GPUs, expected 3"
+
+
 def test_all_gpus_gone_is_gpu_missing() -> None:
     assert list(planned(gpus(), passed={"gpus": TWO})) == [("GpuMissing", "")]
 
