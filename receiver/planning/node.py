@@ -7,7 +7,6 @@
 
 from collections.abc import Callable, Mapping
 
-from bettercompute.agent.v1 import inventory_pb2 as pb
 from bettercompute.contract import xids
 from bettercompute.contract.gpu_models import in_force
 
@@ -45,8 +44,8 @@ def plan_key(facts: Facts, digest: str | None) -> Json:
 
     (Devices and keys that other nodes let go are not in it: a node that waits for one is put in the queue.)
     """
-    gpus = (facts.sections or {}).get("gpus")
-    assigned = [gpu.uuid for gpu in gpus.gpus if gpu.assigned] if isinstance(gpus, pb.GpusSection) else []
+    gpus = devices.gpus_section(facts)
+    assigned = {gpu.uuid for gpu in gpus.gpus if gpu.assigned} & devices.reported(gpus) if gpus is not None else ()
     return {
         "digest": digest,
         **tables(),
