@@ -2,18 +2,26 @@
 
 A command is sent at least once: to every session of its node, until a result is stored. The node runs each id once. Channel
 `bc_commands`, payload `<nodeId>`: something is due to it. Who misses that finds it with `outstanding`, asked every few seconds.
+
+Who waits for how a command ends is woken on the channel of its key (WAITING), with the node's id.
 """
 
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
 
 from receiver import ids
 from receiver.apply.health import restart_counts
+from receiver.errors import NotFound, Refused
+from receiver.planning.devices import OUT
 from receiver.store.database import Connection
 from receiver.store.words import jsonb, text
 from receiver.values import Command, CommandResult, Json, Payload
 
 CHANNEL = "bc_commands"
+WAITING = {"acceptance:": "bc_acceptance", "remediation:": "bc_remediation"}  # by how a key begins
+REFRESH, REFRESH_WITHIN = "inventory.refresh", timedelta(minutes=10)
+KEPT = timedelta(days=30)  # after its end: longer than any node keeps its record, and any attempt or repair lasts
+_PRUNED = 1000  # rows a round
 
 _QUEUE = f"""
 WITH queued AS (
@@ -28,8 +36,11 @@ _QUEUED = (
     "SELECT id, kind = %(kind)s AND payload = %(payload)s FROM commands WHERE (node_id, idempotency_key) = (%(node)s, %(key)s)"
 )
 
+_REFRESHING = """SELECT id FROM commands WHERE node_id = %s AND kind = 'inventory.refresh' AND state = 'queued'
+AND not_after > bc_clock() ORDER BY id LIMIT 1"""
+
 # While a tenant has the machine, only its inventory may be asked for (SPEC B2, Trust).
-_SENDABLE = """c.finished_at IS NULL AND (c.state = 'sent' OR c.not_after IS NULL OR c.not_after > now())
+_SENDABLE = """c.finished_at IS NULL AND (c.state = 'sent' OR c.not_after IS NULL OR c.not_after > bc_clock())
   AND (n.trust = 'platform' OR c.kind = 'inventory.refresh')"""
 
 # What was sent to an earlier session is sent again, past its time too: the node knows whether it began.
@@ -39,16 +50,36 @@ WITH due AS (
     WHERE n.id = %(node)s AND n.epoch = %(epoch)s AND {_SENDABLE} AND c.id <> ALL(%(sent)s)
     ORDER BY c.id FOR NO KEY UPDATE OF c),
   sent AS (
-    UPDATE commands c SET state = 'sent', sent_at = coalesce(c.sent_at, now()) FROM due WHERE c.id = due.id
+    UPDATE commands c SET state = 'sent', sent_at = coalesce(c.sent_at, bc_clock()) FROM due WHERE c.id = due.id
     RETURNING c.id, c.kind, c.payload, c.idempotency_key, c.not_after, c.created_at)
 SELECT id, kind, payload, idempotency_key,
-  CASE WHEN not_after IS NOT NULL THEN greatest(extract(epoch FROM not_after - clock_timestamp()), 0)::float8 END
+  CASE WHEN not_after IS NOT NULL THEN greatest(extract(epoch FROM not_after - bc_clock() - (clock_timestamp() - now())), 0)
+    ::float8 END
 FROM sent ORDER BY created_at, id
 """
 
 _EXPIRE = """
-UPDATE commands SET state = 'expired', reason = 'NotSent', finished_at = now()
-WHERE finished_at IS NULL AND state = 'queued' AND not_after <= now()
+UPDATE commands SET state = 'expired', reason = 'NotSent', finished_at = bc_clock()
+WHERE finished_at IS NULL AND state = 'queued' AND not_after <= bc_clock()
+RETURNING node_id, idempotency_key
+"""
+
+# What was sent may have begun on the node: only its answer ends it.
+_CANCEL = """
+UPDATE commands SET state = 'cancelled', reason = %(reason)s, finished_at = bc_clock()
+WHERE id = %(id)s AND finished_at IS NULL AND state = 'queued'
+RETURNING node_id, idempotency_key
+"""
+
+_CANCEL_ALL = """
+UPDATE commands SET state = 'cancelled', reason = %(reason)s, finished_at = bc_clock()
+WHERE node_id = %(node)s AND finished_at IS NULL
+RETURNING node_id, idempotency_key
+"""
+
+_FORGET = f"""
+DELETE FROM commands WHERE id IN (
+  SELECT id FROM commands WHERE finished_at < bc_clock() - %(kept)s ORDER BY finished_at LIMIT {_PRUNED})
 """
 
 _OUTSTANDING = f"SELECT c.node_id, c.id FROM commands c JOIN nodes n ON n.id = c.node_id WHERE n.id = ANY(%s) AND {_SENDABLE}"
@@ -56,11 +87,11 @@ _OUTSTANDING = f"SELECT c.node_id, c.id FROM commands c JOIN nodes n ON n.id = c
 _RECORD = """
 WITH known AS (SELECT id FROM commands WHERE id = %(id)s AND node_id = %(node)s),
   ended AS (
-    UPDATE commands c SET state = %(status)s, reason = %(reason)s, result = %(result)s, finished_at = now(),
+    UPDATE commands c SET state = %(status)s, reason = %(reason)s, result = %(result)s, finished_at = bc_clock(),
       inventory_rev = (SELECT n.inventory_rev FROM nodes n WHERE n.id = c.node_id)
     FROM known WHERE c.id = known.id AND c.finished_at IS NULL
-    RETURNING c.kind)
-SELECT ended.kind FROM known LEFT JOIN ended ON true
+    RETURNING c.kind, c.idempotency_key)
+SELECT ended.kind, ended.idempotency_key FROM known LEFT JOIN ended ON true
 """
 
 
@@ -101,6 +132,22 @@ def queue(
     return str(row[0])
 
 
+def refresh(tx: Connection, node_id: str, by: str = "", mint: ids.Mint = ids.mint) -> str:
+    """Has a node collect its inventory and offer it; the command's id. One that waits to be sent is enough for all who ask.
+
+    Raises LookupError for a node that does not exist, Refused for one that is out for good.
+    """
+    row = tx.execute("SELECT status FROM nodes WHERE id = %s FOR NO KEY UPDATE", [node_id]).fetchone()
+    if row is not None and row[0] in OUT:
+        raise Refused(f"a node that is {row[0]} reports no inventory")
+    waiting = tx.execute(_REFRESHING, [node_id]).fetchone()
+    if waiting is not None:
+        return str(waiting[0])
+    late = tx.execute("SELECT bc_clock() + %s", [REFRESH_WITHIN]).fetchone()
+    assert late is not None
+    return queue(tx, node_id, REFRESH, {}, f"{REFRESH}:{mint('cmd')}", late[0], by, mint)
+
+
 def due(tx: Connection, node_id: str, epoch: int, sent: Sequence[str]) -> list[Command]:
     """The commands to send to the session with this epoch now, oldest first; `sent`: those that it was sent before."""
     rows = tx.execute(_DUE, {"node": node_id, "epoch": epoch, "sent": list(sent)}, prepare=True)
@@ -112,7 +159,7 @@ def outstanding(tx: Connection, node_ids: Sequence[str]) -> list[tuple[str, str]
 
     Commands of any node that were not sent in time expire.
     """
-    tx.execute(_EXPIRE, prepare=True)
+    _wake(tx, tx.execute(_EXPIRE, prepare=True).fetchall())
     return tx.execute(_OUTSTANDING, [list(node_ids)], prepare=True).fetchall() if node_ids else []
 
 
@@ -129,9 +176,42 @@ def record_result(tx: Connection, node_id: str, result: CommandResult) -> bool:
         "result": None if result.payload is None else jsonb(result.payload),
     }
     row = tx.execute(_RECORD, arguments, prepare=True).fetchone()
+    if row is not None and row[1] is not None:
+        _wake(tx, [(node_id, row[1])])
     if row is not None and row[0] == "gpu.reset" and result.status == "succeeded":
         restart_counts(tx, node_id, _group(result.payload))
     return row is not None
+
+
+def cancel(tx: Connection, command_id: str, reason: str) -> None:
+    """Ends a command that has not been sent. Raises NotFound, and Refused for one that the node may have begun, or that ended."""
+    ended = tx.execute(_CANCEL, {"id": command_id, "reason": text(reason)}).fetchall()
+    _wake(tx, ended)
+    if ended:
+        return
+    row = tx.execute("SELECT state, reason FROM commands WHERE id = %s", [command_id]).fetchone()
+    if row is None:
+        raise NotFound(f"no command {command_id}")
+    if row[0] == "sent":
+        raise Refused(f"command {command_id} was sent, the node may have begun it: only its answer ends it")
+    raise Refused(f"command {command_id} has ended: {row[0]}{f' ({row[1]})' if row[1] else ''}")
+
+
+def cancel_all(tx: Connection, node_id: str, reason: str) -> None:
+    """Ends all commands of a node whose answers nobody waits for any more."""
+    _wake(tx, tx.execute(_CANCEL_ALL, {"node": node_id, "reason": text(reason)}).fetchall())
+
+
+def forget(tx: Connection) -> bool:
+    """Deletes commands that ended KEPT ago or before, some a call. Answers whether there may be more."""
+    return tx.execute(_FORGET, {"kept": KEPT}).rowcount == _PRUNED
+
+
+def _wake(tx: Connection, ended: Iterable[tuple[str, str]]) -> None:
+    """Tells who waits for these: (node id, idempotency key) of each."""
+    woken = {(channel, node_id) for node_id, key in ended for start, channel in WAITING.items() if key.startswith(start)}
+    for channel, node_id in sorted(woken):
+        tx.execute("SELECT pg_notify(%s, %s)", [channel, node_id])
 
 
 def _group(payload: Json) -> list[str]:

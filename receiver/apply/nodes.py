@@ -9,6 +9,7 @@ from datetime import datetime
 
 from receiver import ids
 from receiver.apply.act import act
+from receiver.apply.command import cancel_all
 from receiver.apply.session import disbelieve
 from receiver.errors import Invalid, NotFound
 from receiver.planning import labels as inventory_labels
@@ -35,6 +36,7 @@ def retire(tx: Connection, node_id: str, by: str = "", reason: str = "", mint: i
     """Takes the node out for good, unless a booking on it is live; its session ends."""
     draft = act(tx, node_id, lifecycle.retire(reason), inventory_too=True, mint=mint)
     disbelieve(tx, node_id)
+    cancel_all(tx, node_id, "NodeRetired")
     return draft
 
 

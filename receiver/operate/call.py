@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from google.protobuf import json_format
@@ -25,10 +26,12 @@ class Subject:
     node_id: str | None = None
 
 
-# How a node, GPU or pool is found: its tenant, pool and node.
+# How a thing is found: its tenant, pool and node.
 _FIND: Mapping[str, str] = {
     "node": "SELECT tenant_id, pool_id, id FROM nodes WHERE id = %s",
     "device": "SELECT n.tenant_id, n.pool_id, n.id FROM devices d JOIN nodes n ON n.id = d.node_id WHERE d.id = %s",
+    "command": "SELECT c.tenant_id, n.pool_id, n.id FROM commands c JOIN nodes n ON n.id = c.node_id WHERE c.id = %s",
+    "run": "SELECT r.tenant_id, r.pool_id, r.node_id FROM remediation_runs r WHERE r.id = %s",
     "pool": "SELECT tenant_id, id, NULL FROM pools WHERE id = %s",
 }
 
@@ -65,8 +68,12 @@ class Call:
         """A text that may be left out, then None."""
         return str(getattr(self.request, key)) if self.request.HasField(key) else None
 
+    def moment(self, key: str) -> datetime | None:
+        """A time that may be left out, then None."""
+        return getattr(self.request, key).ToDatetime(UTC) if self.request.HasField(key) else None
+
     def about(self, kind: str, name: str) -> Subject:
-        """A node, device or pool by its id. Raises NotFound, also for one of another tenant."""
+        """A thing by its id. Raises NotFound, also for one of another tenant."""
         row = self.tx.execute(_FIND[kind].encode(), [name]).fetchone()
         if row is None or self.scope.tenant not in (ALL, row[0]):
             raise NotFound(f"no {kind} {name}")

@@ -10,9 +10,10 @@ from sqlalchemy import Engine
 from sqlalchemy.engine import Connection
 
 from receiver.apply.health import ClearOutcome
-from receiver.operate import devices, nodes, pools
+from receiver.operate import devices, nodes, orders, pools
 from receiver.operate.call import Call, audit, check_reason
 from receiver.read import queries
+from receiver.read.answers import commands as command_answers
 from receiver.read.answers import devices as device_answers
 from receiver.read.answers import nodes as node_answers
 from receiver.read.answers import pools as pool_answers
@@ -70,6 +71,10 @@ def _cleared(db: Connection, scope: Scope, outcome: ClearOutcome) -> Message:
     )
 
 
+def _command(db: Connection, scope: Scope, command_id: str) -> Message:
+    return command_answers.message(db, scope, command_id)
+
+
 WRITES: Mapping[str, Write] = {
     "nodes.adopt": _on_node(nodes.adopt),
     "nodes.maintenance": _on_node(nodes.maintenance),
@@ -81,9 +86,13 @@ WRITES: Mapping[str, Write] = {
     "nodes.setTrust": _on_node(nodes.trust, ADMIN, reason=False),
     "devices.clear": Write(lambda call: ("node", devices.node_with(call)), devices.clear, _cleared),
     "devices.transfer": Write(_named("device", "device_id"), devices.transfer, _device),
+    "inventory.refresh": Write(_named("node", "node_id"), orders.refresh, _command),
+    "commands.cancel": Write(_named("command", "command_id"), orders.cancel_command, _command),
     "pools.create": Write(None, pools.create, _pool, ADMIN, reason=False),
     "pools.set": Write(_named("pool", "pool_id"), pools.change, _pool, ADMIN, reason=False),
     "pools.delete": Write(_named("pool", "pool_id"), pools.delete, _gone, ADMIN, reason=False),
+    "pools.maintenance": Write(_named("pool", "pool_id"), pools.maintenance, _pool, ADMIN),
+    "pools.resumeRemediation": Write(_named("pool", "pool_id"), pools.resume, _pool, ADMIN),
 }
 
 

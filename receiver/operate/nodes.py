@@ -1,7 +1,5 @@
 """`nodes.*` that change something. Each function gets the call and the node's id, which the caller may see."""
 
-from datetime import UTC
-
 from receiver.apply import nodes
 from receiver.apply.identity import ACTIONS, resolve_identity
 from receiver.apply.trust import set_trust
@@ -20,8 +18,7 @@ def adopt(call: Call, node_id: str) -> None:
 
 def maintenance(call: Call, node_id: str) -> None:
     """A person has it, perhaps until a time."""
-    until = call.request.until.ToDatetime(UTC) if call.request.HasField("until") else None
-    nodes.maintenance(call.tx, node_id, until, by=call.by, reason=call.reason, mint=call.mint)
+    nodes.maintenance(call.tx, node_id, call.moment("until"), by=call.by, reason=call.reason, mint=call.mint)
 
 
 def retire(call: Call, node_id: str) -> None:

@@ -1,4 +1,4 @@
-"""`pools.create`, `pools.set`, `pools.delete`: what a pool may be, checked key by key."""
+"""`pools.*` that change something: what a pool may be, checked key by key, and what does not go on in it."""
 
 import difflib
 import re
@@ -8,7 +8,7 @@ from bettercompute.contract.gpu_models import in_force
 from google.protobuf import json_format
 
 from receiver import values
-from receiver.apply import pools
+from receiver.apply import pool_stops, pools
 from receiver.errors import Invalid
 from receiver.operate.call import Call, plain
 from receiver.planning.policy import PolicyError, parse
@@ -44,6 +44,22 @@ def change(call: Call, pool_id: str) -> None:
 def delete(call: Call, pool_id: str) -> None:
     """A pool that no node is in goes."""
     pools.delete(call.tx, pool_id)
+
+
+def resume(call: Call, pool_id: str) -> None:
+    """Repairs that the breaker has paused go on."""
+    pool_stops.resume(call.tx, pool_id, call.by, mint=call.mint)
+
+
+def maintenance(call: Call, pool_id: str) -> None:
+    """A person has the whole pool, perhaps until a time, or has it no more."""
+    until = call.moment("until")
+    if not call.request.end:
+        pool_stops.begin_maintenance(call.tx, pool_id, call.by, call.reason, until)
+    elif until is None:
+        pool_stops.end_maintenance(call.tx, pool_id, call.by)
+    else:
+        raise Invalid("until and end: a maintenance either goes on until then, or ends now")
 
 
 def _name(text: str) -> str:

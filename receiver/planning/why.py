@@ -14,10 +14,11 @@ from receiver.planning.condition_types import condition_type
 from receiver.planning.findings import FINDINGS
 from receiver.planning.policy import Policy
 from receiver.planning.verdicts import verdict
-from receiver.planning.view import Atom, AtomKey, Booking, ConditionRow, Device, Health, Node, Pool
+from receiver.planning.view import Atom, AtomKey, Booking, ConditionRow, Device, Health, Node, Pool, Run
 from receiver.values import Json
 
 HEALTH = "health"  # the owner of the receiver's own reasons
+RESET = "gpu.reset"
 NAMED = 6  # things that the sentence names
 
 
@@ -25,9 +26,10 @@ NAMED = 6  # things that the sentence names
 class Known:
     """A node's rows as they are read. `health`: what is open. `bookings`: live ones; the id of another tenant's is empty.
 
-    `others`: reasons of other owners than `health`, as (owner, type). `missing`: sections that it could not report, with errors.
-    `since`: by table and key of a row: ("conditions", row.key), ("health", row.key), ("bookings", (atom, generation)),
-    ("devices", id) for since when it is missing; ("node", "status") and ("node", "maintenance").
+    `others`: reasons of other owners than `health`, as (owner, type). `runs`: repairs that have not ended. `missing`: sections
+    that it could not report, with errors. `since`: by table and key of a row: ("conditions", row.key), ("health", row.key),
+    ("runs", id), ("bookings", (atom, generation)), ("devices", id) for since when it is missing; ("node", "status") and
+    ("node", "maintenance").
     """
 
     node_id: str
@@ -42,6 +44,7 @@ class Known:
     atoms: tuple[Atom, ...] = ()
     health: tuple[Health, ...] = ()
     bookings: tuple[Booking, ...] = ()
+    runs: tuple[Run, ...] = ()
     missing: Mapping[str, str] = field(default_factory=dict)
     since: Mapping[tuple[str, Hashable], datetime] = field(default_factory=dict)
 
@@ -165,6 +168,21 @@ def _reasons(known: Known) -> Iterator[Obstacle]:
         yield Obstacle("node", kind, HEALTH, ends.FROZEN, enforced=kind in enforced)
 
 
+def _draining(known: Known) -> Iterator[Obstacle]:
+    if known.node.draining:
+        yield from _repairs(known, "node", [one for one in known.runs if one.kind != RESET])
+
+
+def _repairs(known: Known, scope: str, runs: Sequence[Run], device_id: str | None = None) -> Iterator[Obstacle]:
+    """The repair that it drains for, or that it drains."""
+    by, message, end = ends.OF_DEVICE["draining"]
+    run = next((one for one in runs if not one.observed), None)
+    if run is not None:
+        message, end = f"{run.kind} {run.id} {run.state}: {run.reason or message}", ends.of_run(run.id)
+    since = known.since.get(("runs", run.id)) if run is not None else None
+    yield Obstacle(scope, "draining", by, end, since, message, device_id)
+
+
 def _others(known: Known) -> Iterator[Obstacle]:
     for owner, kind in sorted(known.others):
         yield Obstacle("node", kind, owner, f"{owner} takes its reason back")
@@ -191,12 +209,13 @@ def _state(known: Known, device: Device) -> Iterator[Obstacle]:
         "lost": device.lost and not any(row.code == "GpuLost" and row.device_id == device.id for row in known.health),
         "assigned": device.assigned,
         "partitionPending": device.partition_pending,
-        "draining": device.draining,
     }
     for what in (name for name, holds in states.items() if holds):
         by, message, end = ends.OF_DEVICE[what]
         since = known.since.get(("devices", device.id)) if what == "missing" else None
         yield Obstacle("device", what, by, end, since, message, device.id)
+    if device.draining and not known.node.draining:
+        yield from _repairs(known, "device", [one for one in known.runs if device.id in one.devices], device.id)
 
 
 def _open(known: Known, device: Device) -> Iterator[Obstacle]:
@@ -241,7 +260,7 @@ def _named(booking: Booking) -> str:
     return f"booking {booking.booking_id}" if booking.booking_id else "a booking of another tenant"
 
 
-NODE = (_status, _trust, _reasons, _others)
+NODE = (_status, _trust, _draining, _reasons, _others)
 DEVICE = (_state, _open, _layout)
 
 
@@ -250,7 +269,8 @@ DEVICE = (_state, _open, _layout)
 
 def _placeable(known: Known) -> bool:
     node = known.node
-    return node.status == "adopted" and node.trust == "platform" and not (node.no_schedule_reasons or known.others)
+    stands = node.draining or node.no_schedule_reasons or known.others
+    return node.status == "adopted" and node.trust == "platform" and not stands
 
 
 def _device(known: Known, device: Device, own: Iterable[Obstacle], stands: bool) -> DeviceAnswer:

@@ -84,6 +84,12 @@ def command(method: str, **keys: str) -> str:
     return " ".join(["better-compute api", method, *(f"{key}={value}" for key, value in keys.items())])
 
 
+def of_run(run_id: str) -> str:
+    """What ends a repair."""
+    cancel = command("remediation.cancel", runId=run_id, reason="...")
+    return f"the repair ends ({command('remediation.get', runId=run_id)}); or {cancel}"
+
+
 def adopt(node_id: str) -> str:
     """Another attempt at acceptance."""
     return command("nodes.adopt", nodeId=node_id, reason="...")

@@ -58,6 +58,14 @@ def attempt(db: Connection, scope: Scope, node_id: str, number: int) -> Row[Any]
     return db.execute(query.where(acceptance_attempts.c.node_id == node_id, acceptance_attempts.c.attempt == number)).first()
 
 
+def open_runs(db: Connection, scope: Scope, node_id: str) -> Sequence[Row[Any]]:
+    """Repairs of a node that have not ended, oldest first."""
+    query = visible(select(remediation_runs), remediation_runs, scope).where(
+        remediation_runs.c.node_id == node_id, remediation_runs.c.ended_at.is_(None)
+    )
+    return db.execute(query.order_by(remediation_runs.c.id)).all()
+
+
 def stops_of(db: Connection, scope: Scope, pool_ids: Iterable[str]) -> dict[str, list[Row[Any]]]:
     """What does not go on in pools now, by pool, in the order of its kinds."""
     query = visible(select(pool_stops), pool_stops, scope).where(

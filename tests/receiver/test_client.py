@@ -41,13 +41,13 @@ def test_methods_are_those_of_the_descriptors() -> None:
     verbs = {
         "acceptance": "get",
         "atoms": "list",
-        "commands": "get list",
+        "commands": "cancel get list",
         "devices": "clear get history transfer",
         "events": "list watch",
         "images": "list",
-        "inventory": "diff get history",
+        "inventory": "diff get history refresh",
         "nodes": "adopt delete get label list maintenance move resolveIdentity retire setTrust why",
-        "pools": "create delete get list set",
+        "pools": "create delete get list maintenance resumeRemediation set",
         "remediation": "get list",
     }
     assert list(methods()) == [f"{noun}.{verb}" for noun, row in verbs.items() for verb in row.split()]

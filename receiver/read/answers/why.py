@@ -15,7 +15,7 @@ from receiver.planning import view
 from receiver.planning.condition_types import XID_TYPE
 from receiver.planning.policy import parse
 from receiver.planning.why import HEALTH, Answer, DeviceAnswer, Known, Obstacle, why
-from receiver.read import queries, queries_devices
+from receiver.read import queries, queries_devices, queries_lifecycle
 from receiver.read.answers.common import optional, stamp, xid_message
 from receiver.read.tokens import ALL, Scope
 from receiver.store.schema import atoms, pools
@@ -51,7 +51,8 @@ def _known(db: Connection, scope: Scope, row: Row[Any]) -> Known:
         kind=row.kind,
         online=row.online,
         boot_id=row.boot_id or "",
-        pool=_pool(db, row.pool_id),
+        pool=_pool(db, scope, row.pool_id),
+        runs=tuple(_run(one, since) for one in queries_lifecycle.open_runs(db, scope, row.id)),
         others=tuple((one["owner"], one["type"]) for one in row.no_schedule_reasons if one["owner"] != HEALTH),
         conditions=tuple(conditions),
         devices=tuple(_of(view.Device, one) for one in devices),
@@ -63,9 +64,9 @@ def _known(db: Connection, scope: Scope, row: Row[Any]) -> Known:
     )
 
 
-def _of(kind: type[T], row: Row[Any]) -> T:
-    """A row as the value that plans have it as: a field of that is a column of its name."""
-    return kind(**{one.name: row._mapping[one.name] for one in fields(kind)})  # type: ignore[arg-type]
+def _of(kind: type[T], row: Row[Any], **more: object) -> T:
+    """A row as the value that plans have it as: a field of that is a column of its name, or one of `more`."""
+    return kind(**{one.name: row._mapping[one.name] for one in fields(kind) if one.name not in more}, **more)  # type: ignore[arg-type]
 
 
 def _timed(table: str, row: Any, moment: datetime, since: Since) -> Any:
@@ -97,10 +98,19 @@ def _mine(reasons: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
     return tuple(sorted(one["type"] for one in reasons if one["owner"] == HEALTH))
 
 
-def _pool(db: Connection, pool_id: str | None) -> view.Pool | None:
+def _run(row: Row[Any], since: Since) -> view.Run:
+    made: view.Run = _timed("runs", _of(view.Run, row), row.started_at or row.created_at, since)
+    return made
+
+
+def _pool(db: Connection, scope: Scope, pool_id: str | None) -> view.Pool | None:
     """Whoever may see a node may see what follows from its pool."""
     row = db.execute(select(pools).where(pools.c.id == pool_id)).first() if pool_id is not None else None
-    return replace(_of(view.Pool, row), policy=parse(row.policy)) if row is not None else None
+    if row is None:
+        return None
+    stops = {one.kind for one in queries_lifecycle.stops_of(db, scope, [row.id]).get(row.id, ())}
+    stopped = {"paused": "remediation" in stops, "maintenance": "maintenance" in stops}
+    return _of(view.Pool, row, policy=parse(row.policy), **stopped)
 
 
 # ---- the message

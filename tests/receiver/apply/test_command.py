@@ -7,7 +7,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from receiver.apply.command import CHANNEL, KeyInUse, due, outstanding, queue, record_result
+from receiver.apply import nodes
+from receiver.apply.command import CHANNEL, KEPT, KeyInUse, cancel, due, forget, outstanding, queue, record_result
+from receiver.errors import NotFound, Refused
 from receiver.store.database import Connection
 from receiver.values import CommandResult
 from tests.receiver.builders import NODE, OTHER, join
@@ -164,3 +166,116 @@ def test_two_sessions_that_look_at_once_wait_for_each_other_and_lose_nothing(dat
 
     with ThreadPoolExecutor(8) as threads:
         assert all(set(found) == ids for found in threads.map(look, range(16)))
+
+
+# ---- how a command ends otherwise, and who is told
+
+
+def test_a_command_that_was_not_sent_can_be_cancelled_and_is_not_sent(tx: Connection) -> None:
+    epoch = join(tx)
+    command_id = queue(tx, NODE, "diag.nvml", {}, "key")
+    cancel(tx, command_id, "not now")
+    assert row(tx, command_id) == ("cancelled", "not now", None, True)
+    assert (sent(tx, epoch), outstanding(tx, [NODE])) == ([], [])
+    with pytest.raises(Refused, match=r"has ended: cancelled \(not now\)"):
+        cancel(tx, command_id, "again")
+
+
+def test_a_command_that_the_node_may_have_begun_is_not_cancelled(tx: Connection) -> None:
+    epoch = join(tx)
+    command_id = queue(tx, NODE, "node.reboot", {}, "key")
+    sent(tx, epoch)
+    with pytest.raises(Refused, match="may have begun"):
+        cancel(tx, command_id, "too late")
+    assert record_result(tx, NODE, CommandResult(command_id, "succeeded"))
+    with pytest.raises(Refused, match="has ended: succeeded"):
+        cancel(tx, command_id, "too late")
+    with pytest.raises(NotFound, match="no command cmd_none"):
+        cancel(tx, "cmd_none", "why")
+
+
+def test_a_cancel_that_races_a_sending_comes_before_or_is_refused(database: str) -> None:
+    with psycopg.connect(database) as tx:
+        epoch = join(tx)
+        ids = [queue(tx, NODE, "diag.nvml", {}, str(number)) for number in range(30)]
+
+    def ended(command_id: str) -> bool:
+        with psycopg.connect(database) as connection:
+            try:
+                cancel(connection, command_id, "raced")
+            except Refused:
+                return False
+            return True
+
+    def handed() -> list[str]:
+        with psycopg.connect(database) as connection:
+            return sent(connection, epoch)
+
+    with ThreadPoolExecutor(9) as threads:
+        sending = threads.submit(handed)
+        cancelled = dict(zip(ids, threads.map(ended, ids), strict=True))
+        with psycopg.connect(database) as tx:
+            assert {*sending.result(), *sent(tx, epoch, *sending.result())} == {one for one in ids if not cancelled[one]}
+
+
+def test_a_node_that_is_retired_has_no_open_commands(tx: Connection) -> None:
+    epoch = join(tx)
+    first = queue(tx, NODE, "diag.nvml", {}, "a")
+    sent(tx, epoch)
+    second = queue(tx, NODE, "diag.nvml", {}, "b")
+    nodes.retire(tx, NODE, reason="sold")
+    assert [row(tx, one)[:2] for one in (first, second)] == [("cancelled", "NodeRetired")] * 2
+    assert record_result(tx, NODE, CommandResult(first, "succeeded")), "an answer that comes late is taken, and changes nothing"
+    assert row(tx, first)[0] == "cancelled"
+
+
+def test_who_waits_for_a_command_is_told_of_every_end(database: str) -> None:
+    with psycopg.connect(database, autocommit=True) as tx, psycopg.connect(database, autocommit=True) as listening:
+        epoch = join(tx)
+        listening.execute("LISTEN bc_acceptance; LISTEN bc_remediation")
+
+        def told() -> list[tuple[str, str]]:
+            return [(one.channel, one.payload) for one in listening.notifies(timeout=0.2)]
+
+        keys = ("acceptance:1:1:diag.nvml", "remediation:run_1", "mine")
+        answered, cancelled, expired = (
+            [queue(tx, NODE, "diag.nvml", {}, f"{key}{way}", LATE if way == "c" else None) for key in keys] for way in "abc"
+        )
+        sent(tx, epoch, *cancelled)
+        assert told() == []
+        every = [("bc_acceptance", NODE), ("bc_remediation", NODE)]
+        for one in answered:
+            record_result(tx, NODE, CommandResult(one, "failed"))
+        assert told() == every
+        record_result(tx, NODE, CommandResult(answered[0], "failed"))
+        assert told() == [], "nothing ended"
+        for one in cancelled:
+            cancel(tx, one, "why")
+        assert told() == every
+        outstanding(tx, [])
+        assert [row(tx, one)[0] for one in expired] == ["expired"] * 3
+        assert told() == every
+
+
+def test_only_what_ended_long_ago_is_forgotten(tx: Connection) -> None:
+    join(tx)
+    old, young, still_open = (queue(tx, NODE, "diag.nvml", {}, key) for key in "abc")
+    for one, age in ((old, KEPT + timedelta(minutes=1)), (young, KEPT - timedelta(minutes=1))):
+        record_result(tx, NODE, CommandResult(one, "succeeded"))
+        tx.execute("UPDATE commands SET finished_at = now() - %s WHERE id = %s", [age, one])
+    tx.execute("UPDATE commands SET created_at = now() - %s", [2 * KEPT])
+    assert not forget(tx), "no more of them"
+    assert (row(tx, old), row(tx, young)[0], row(tx, still_open)[0]) == (None, "succeeded", "queued")
+
+
+def test_what_is_to_be_forgotten_goes_some_at_a_time(tx: Connection) -> None:
+    join(tx)
+    tx.execute(
+        """INSERT INTO commands (id, node_id, tenant_id, kind, idempotency_key, state, finished_at)
+        SELECT 'cmd_' || n, %s, 'default', 'diag.nvml', n::text, 'succeeded', now() - interval '1 year'
+        FROM generate_series(1, 1001) AS n""",
+        [NODE],
+    )
+    assert forget(tx)
+    assert not forget(tx)
+    assert tx.execute("SELECT count(*) FROM commands").fetchone() == (0,)

@@ -5,16 +5,18 @@ from typing import Any
 from unittest.mock import patch
 
 import grpc
+import psycopg
 import pytest
 from psycopg.errors import SerializationFailure
 
-from receiver.apply import nodes
+from receiver.apply import command, nodes
 from receiver.client_methods import find, methods
 from receiver.gateway import limits
 from receiver.ids import mint
 from receiver.operate.methods import WRITES
 from receiver.read.api import READS
 from receiver.read.tokens import ADMIN, PROVISION, READ, Scope
+from tests.fake_daemon import until
 from tests.receiver.builders import gpu, host
 from tests.receiver.live import Live, live, refused, serving
 
@@ -29,22 +31,39 @@ ORDERS: dict[str, dict[str, str]] = {
     "nodes.setTrust": {"trust": "platform"},
     "devices.clear": {"deviceId": gpu(0).uuid},
     "devices.transfer": {"deviceId": gpu(0).uuid, "toNode": "<node>"},
+    "inventory.refresh": {"nodeId": "<node>"},
+    "commands.cancel": {"commandId": "<command>"},
     "pools.create": {"name": "other"},
     "pools.set": {"poolId": "<pool>", "mode": "observe"},
+    "pools.maintenance": {"poolId": "<pool>"},
+    "pools.resumeRemediation": {"poolId": "<pool>"},
     "pools.delete": {"poolId": "<pool>"},
 }
-LATER = {"nodes.delete", "nodes.resolveIdentity", "devices.transfer"}  # which a healthy node in service refuses
+# What a healthy node in service, or a pool whose repairs go on, refuses.
+LATER = {"nodes.delete", "nodes.resolveIdentity", "devices.transfer", "pools.resumeRemediation"}
+NEW = {"pools.create"}  # of nothing that is there
+Things = dict[str, str]  # what ORDERS names, by its placeholder
+SUBJECTS = ("commandId", "runId", "deviceId", "nodeId", "poolId")
 
 
-def order(name: str, node: str, pool: str) -> dict[str, str]:
+def order(name: str, things: Things) -> dict[str, str]:
     """The keys of a call of this method."""
-    keys = {key: value.replace("<node>", node).replace("<pool>", pool) for key, value in ORDERS[name].items()}
-    return {**({"nodeId": node} if name.startswith("nodes.") else {}), **keys, "reason": "why not"}
+    keys = {key: things.get(value, value) for key, value in ORDERS[name].items()}
+    return {**({"nodeId": things["<node>"]} if name.startswith("nodes.") else {}), **keys, "reason": "why not"}
 
 
-async def fleet(served: Live) -> tuple[str, str]:
-    """A node in service and a pool without nodes."""
-    return (await served.in_service(host(1))).node_id, str((await served.api("pools.create", name="h100"))["id"])
+async def fleet(served: Live) -> Things:
+    """A node in service, a command to one that has gone, and a pool without nodes."""
+    daemon = await served.in_service(host(1))
+    pool = await served.api("pools.create", name="h100")
+    away = served.daemon()
+    await away.connect()
+    await away.close()
+    gone = "SELECT connected FROM nodes WHERE id = %s"
+    await until("the end of its session", lambda: served.rows(gone, away.node_id) == [(False,)])
+    with psycopg.connect(served.database) as tx:
+        one = command.queue(tx, away.node_id, "diag.nvml", {}, "key")
+    return {"<node>": daemon.node_id, "<pool>": str(pool["id"]), "<command>": one}
 
 
 def test_every_method_reads_or_writes() -> None:
@@ -57,19 +76,19 @@ def test_every_method_reads_or_writes() -> None:
 
 def test_permissions_are_those_of_the_table() -> None:
     admin = {name for name, row in WRITES.items() if row.permission == ADMIN}
-    assert admin == {"nodes.setTrust", "pools.create", "pools.set", "pools.delete"}
+    assert admin == {"nodes.setTrust", *(name for name in WRITES if name.startswith("pools."))}
     assert {row.permission for name, row in WRITES.items() if name not in admin} == {PROVISION}
     assert {name for name, row in READS.items() if row.permission != READ} == {"pools.get", "pools.list"}
 
 
 @live
 async def test_a_token_without_the_permission_changes_nothing(served: Live) -> None:
-    node, pool = await fleet(served)
+    things = await fleet(served)
     for held, allowed in (((READ,), ()), ((READ, PROVISION), (PROVISION,))):
         with patch("receiver.read.tokens.caller", lambda held=held: Scope("*", held, platform=True)):
             for name, row in WRITES.items():
                 if row.permission not in allowed:
-                    code, text = await refused(served.api(name, **order(name, node, pool)))
+                    code, text = await refused(served.api(name, **order(name, things)))
                     assert (code, row.permission in text, name in text) == (grpc.StatusCode.PERMISSION_DENIED, True, True)
     with patch("receiver.read.tokens.caller", lambda: Scope("*", (), platform=True)):
         assert (await refused(served.api("nodes.list")))[0] == grpc.StatusCode.PERMISSION_DENIED
@@ -78,16 +97,16 @@ async def test_a_token_without_the_permission_changes_nothing(served: Live) -> N
 
 @live
 async def test_what_is_another_tenants_is_not_found_by_any_method(served: Live) -> None:
-    node, pool = await fleet(served)
+    things = await fleet(served)
     with patch("receiver.read.tokens.caller", lambda: Scope("acme")):
-        for name in WRITES.keys() - {"pools.create"}:
-            code, _ = await refused(served.api(name, **order(name, node, pool)))
+        for name in WRITES.keys() - NEW:
+            code, _ = await refused(served.api(name, **order(name, things)))
             assert (name, code) == (name, grpc.StatusCode.NOT_FOUND)
         for name in ("nodes.get", "nodes.why"):
-            assert (await refused(served.api(name, nodeId=node)))[0] == grpc.StatusCode.NOT_FOUND
+            assert (await refused(served.api(name, nodeId=things["<node>"])))[0] == grpc.StatusCode.NOT_FOUND
         for name in ("devices.get", "devices.history", "nodes.why"):
             assert (await refused(served.api(name, deviceId=gpu(0).uuid)))[0] == grpc.StatusCode.NOT_FOUND
-        assert (await refused(served.api("images.list", poolId=pool)))[0] == grpc.StatusCode.NOT_FOUND
+        assert (await refused(served.api("images.list", poolId=things["<pool>"])))[0] == grpc.StatusCode.NOT_FOUND
         assert (await served.api("pools.create", name="h100"))["tenantId"] == "acme"
         assert [one["tenantId"] for one in (await served.api("pools.list"))["pools"]] == ["acme"]
         assert (await served.api("atoms.list"))["atoms"] == []
@@ -95,20 +114,20 @@ async def test_what_is_another_tenants_is_not_found_by_any_method(served: Live) 
 
 @live
 async def test_what_does_not_exist_is_not_found_and_named(served: Live) -> None:
-    node, pool = mint("node"), mint("pool")
-    for name in WRITES.keys() - {"pools.create"}:
-        code, text = await refused(served.api(name, **order(name, node, pool)))
-        subject = next(key for key in ("deviceId", "nodeId", "poolId") if key in order(name, node, pool))
-        assert (name, code, order(name, node, pool)[subject] in text) == (name, grpc.StatusCode.NOT_FOUND, True)
-        code, text = await refused(served.api(name, **{**order(name, node, pool), subject: ""}))
+    things = {"<node>": mint("node"), "<pool>": mint("pool"), "<command>": mint("cmd")}
+    for name in WRITES.keys() - NEW:
+        code, text = await refused(served.api(name, **order(name, things)))
+        subject = next(key for key in SUBJECTS if key in order(name, things))
+        assert (name, code, order(name, things)[subject] in text) == (name, grpc.StatusCode.NOT_FOUND, True)
+        code, text = await refused(served.api(name, **{**order(name, things), subject: ""}))
         assert (name, code, text) == (name, grpc.StatusCode.INVALID_ARGUMENT, f"{subject} is needed")
 
 
 @live
 async def test_every_write_is_audited_and_a_refused_one_leaves_nothing(served: Live) -> None:
-    node, pool = await fleet(served)
+    things = await fleet(served)
     for name in ORDERS:
-        keys = order(name, node, pool)
+        keys = order(name, things)
         before = served.rows("SELECT count(*) FROM events")
         if name in LATER:
             await refused(served.api(name, **keys))
@@ -117,12 +136,12 @@ async def test_every_write_is_audited_and_a_refused_one_leaves_nothing(served: L
         if name != "nodes.retire":
             await served.api(name, **keys)
             assert last_write(served) == (name, "operator", "why not")
-    await served.api("nodes.retire", **order("nodes.retire", node, pool))
+    await served.api("nodes.retire", **order("nodes.retire", things))
     assert last_write(served)[0] == "nodes.retire"
-    await served.api("nodes.delete", **order("nodes.delete", node, pool))
-    written = (await served.api("events.list", type="api.write", nodeId=node))["events"]
+    await served.api("nodes.delete", **order("nodes.delete", things))
+    written = (await served.api("events.list", type="api.write", nodeId=things["<node>"]))["events"]
     assert {one["tenantId"] for one in written} == {"default"}
-    assert written[-1]["payload"]["request"] == {"nodeId": node}
+    assert written[-1]["payload"]["request"] == {"nodeId": things["<node>"]}
 
 
 def last_write(served: Live) -> tuple[Any, ...]:
@@ -132,7 +151,7 @@ def last_write(served: Live) -> tuple[Any, ...]:
 
 @live
 async def test_an_order_that_loses_a_race_is_given_again(served: Live) -> None:
-    node, _ = await fleet(served)
+    node = (await fleet(served))["<node>"]
     given, left = nodes.maintenance, [SerializationFailure("raced"), SerializationFailure("raced")]
 
     def racing(*arguments: Any, **keys: Any) -> Any:
@@ -150,7 +169,7 @@ async def test_an_order_that_loses_a_race_is_given_again(served: Live) -> None:
 
 @live
 async def test_what_is_over_a_limit_is_counted_under_its_name(served: Live) -> None:
-    node, _ = await fleet(served)
+    node = (await fleet(served))["<node>"]
     many = ",".join(f"k{number}=v" for number in range(257))
     for name, keys in (
         ("nodes.list", {"limit": "1001"}),

@@ -14,7 +14,7 @@ from receiver.planning.condition_types import NODE_CONDITION_TYPES
 from receiver.planning.findings import FINDINGS
 from receiver.planning.policy import Policy
 from receiver.planning.verdicts import ACTIONS
-from receiver.planning.view import Atom, Booking, ConditionRow, Counted, Device, Draft, Facts, Health, Node, Pool
+from receiver.planning.view import Atom, Booking, ConditionRow, Counted, Device, Draft, Facts, Health, Node, Pool, Run
 from receiver.planning.why import Answer, Known, Obstacle, why
 from receiver.values import NODE_STATUSES
 from tests.receiver.builders import NODE, gpu, gpus
@@ -419,3 +419,34 @@ def test_the_random_nodes_cover_what_there_is() -> None:
     } <= words  # fmt: skip
     assert sum(answer.bookable for answer in seen) > 50
     assert any(not one.enforced for answer in seen for one in answer.obstacles)
+
+
+# ---- repairs
+
+
+def test_a_node_that_drains_names_the_repair_and_since_when() -> None:
+    runs = (Run("run_1", "gpu.reset", observed=True), Run("run_2", "node.reboot", state="waiting", reason="2 bookings"))
+    one = of_node(replace(IN_SERVICE, draining=True), runs=runs, since={("runs", "run_2"): NOON})
+    assert (one.scope, one.what, one.by, one.since) == ("node", "draining", "remediation", NOON)
+    assert one.message == "node.reboot run_2 waiting: 2 bookings"
+    assert "remediation.get runId=run_2" in one.ends
+    assert "remediation.cancel runId=run_2" in one.ends
+
+
+def test_a_node_that_drains_is_not_bookable_although_its_atoms_are() -> None:
+    facts = scenes.reports(scenes.of_gpus(0, 1), online=True, boot_id="boot-1")
+    draft = planned(facts)
+    answer = why(known(facts, draft, node=replace(draft.node, draining=True)))
+    assert (answer.bookable, answer.sentence) == (False, "Nothing can be booked: draining.")
+    assert [one.bookable for one in answer.devices] == [0, 0]
+    assert [one.scope for one in answer.obstacles] == ["node"], "the node says it for its GPUs"
+
+
+def test_a_gpu_that_drains_names_the_reset_of_its_group() -> None:
+    facts = scenes.reports(scenes.of_gpus(0, 1), online=True, boot_id="boot-1")
+    draft = planned(facts)
+    draft.put("devices", replace(draft.devices[gpu(0).uuid], draining=True))
+    runs = (Run("run_1", "gpu.reset", devices=(gpu(1).uuid,)), Run("run_2", "gpu.reset", devices=(gpu(0).uuid,), state="running"))
+    (one,) = why(known(facts, draft, runs=runs)).obstacles
+    assert (one.scope, one.what, one.device_id) == ("device", "draining", gpu(0).uuid)
+    assert one.message == "gpu.reset run_2 running: a repair waits for its bookings to end, or runs"

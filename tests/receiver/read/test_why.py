@@ -29,6 +29,13 @@ async def in_service(served: Live, count: int = 4, **sections: Any) -> FakeDaemo
     return daemon
 
 
+async def repaired_by_hand(served: Live, daemon: FakeDaemon) -> None:
+    """The node's pool is in maintenance: what is wrong stays so until a person ends it."""
+    pool = (await served.api("pools.create", name="by-hand"))["id"]
+    await served.api("nodes.move", nodeId=daemon.node_id, poolId=pool, reason="racked")
+    await served.api("pools.maintenance", poolId=pool, reason="we do it")
+
+
 async def why(served: Live, daemon: FakeDaemon, **keys: object) -> dict[str, Any]:
     return await served.api("nodes.why", nodeId=daemon.node_id, **keys)
 
@@ -73,6 +80,7 @@ async def test_a_fault_says_since_when_and_how_it_ends(served: Live) -> None:
 @live
 async def test_what_it_says_to_type_ends_it(served: Live) -> None:
     daemon = await in_service(served, 2)
+    await repaired_by_hand(served, daemon)
     await fault(served, daemon, 79, on=0)
     answer = await why(served, daemon)
     assert answer["answer"] == f"Nothing can be booked: Xid79 on {gpu(0).uuid}."
@@ -100,6 +108,7 @@ async def test_a_booking_is_told_with_its_time_and_its_name_to_its_tenant_only(s
 @live
 async def test_an_xids_text_is_cut_for_tenants(served: Live) -> None:
     daemon = await in_service(served, 2)
+    await repaired_by_hand(served, daemon)
     await fault(served, daemon, 79, on=0)
     assert "secret" in str((await why(served, daemon))["obstacles"])
     with patch("receiver.read.tokens.caller", lambda: Scope("default")):
@@ -185,7 +194,9 @@ async def test_a_person_sees_it_on_one_screen(served: Live) -> None:
         3: {"assigned": True},
         4: {"recovery_action": "node-reboot"},
     }
-    daemon = await in_service(served, gpus=gpus(*(gpu(n, **changed.get(n, {})) for n in range(8))))
+    daemon = await in_service(served, gpus=gpus(*(gpu(n) for n in range(8))))
+    await repaired_by_hand(served, daemon)
+    await daemon.offer(host(gpus=gpus(*(gpu(n, **changed.get(n, {})) for n in range(8)))))
     await fault(served, daemon, 48, on=1)
     out = io.StringIO()
     render(await why(served, daemon), "table", out, datetime.now(UTC), "nodes.why")

@@ -45,6 +45,11 @@ class CommandsServiceStub(object):
                 request_serializer=bettercompute_dot_control_dot_v1_dot_commands__pb2.CommandsServiceGetRequest.SerializeToString,
                 response_deserializer=bettercompute_dot_control_dot_v1_dot_commands__pb2.Command.FromString,
                 _registered_method=True)
+        self.Cancel = channel.unary_unary(
+                '/bettercompute.control.v1.CommandsService/Cancel',
+                request_serializer=bettercompute_dot_control_dot_v1_dot_commands__pb2.CommandsServiceCancelRequest.SerializeToString,
+                response_deserializer=bettercompute_dot_control_dot_v1_dot_commands__pb2.Command.FromString,
+                _registered_method=True)
 
 
 class CommandsServiceServicer(object):
@@ -65,6 +70,13 @@ class CommandsServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Cancel(self, request, context):
+        """Ends a command that was not sent. FAILED_PRECONDITION afterwards: the node may have begun it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CommandsServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -76,6 +88,11 @@ def add_CommandsServiceServicer_to_server(servicer, server):
             'Get': grpc.unary_unary_rpc_method_handler(
                     servicer.Get,
                     request_deserializer=bettercompute_dot_control_dot_v1_dot_commands__pb2.CommandsServiceGetRequest.FromString,
+                    response_serializer=bettercompute_dot_control_dot_v1_dot_commands__pb2.Command.SerializeToString,
+            ),
+            'Cancel': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cancel,
+                    request_deserializer=bettercompute_dot_control_dot_v1_dot_commands__pb2.CommandsServiceCancelRequest.FromString,
                     response_serializer=bettercompute_dot_control_dot_v1_dot_commands__pb2.Command.SerializeToString,
             ),
     }
@@ -133,6 +150,33 @@ class CommandsService(object):
             target,
             '/bettercompute.control.v1.CommandsService/Get',
             bettercompute_dot_control_dot_v1_dot_commands__pb2.CommandsServiceGetRequest.SerializeToString,
+            bettercompute_dot_control_dot_v1_dot_commands__pb2.Command.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cancel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bettercompute.control.v1.CommandsService/Cancel',
+            bettercompute_dot_control_dot_v1_dot_commands__pb2.CommandsServiceCancelRequest.SerializeToString,
             bettercompute_dot_control_dot_v1_dot_commands__pb2.Command.FromString,
             options,
             channel_credentials,

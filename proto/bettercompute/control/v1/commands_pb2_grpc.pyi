@@ -37,6 +37,8 @@ class CommandsServiceStub:
     """Commands, newest first."""
     Get: _grpc.UnaryUnaryMultiCallable[_commands_pb2.CommandsServiceGetRequest, _commands_pb2.Command]
     """One command, with what the node answered."""
+    Cancel: _grpc.UnaryUnaryMultiCallable[_commands_pb2.CommandsServiceCancelRequest, _commands_pb2.Command]
+    """Ends a command that was not sent. FAILED_PRECONDITION afterwards: the node may have begun it."""
 
 @_typing.type_check_only
 class CommandsServiceAsyncStub(CommandsServiceStub):
@@ -47,6 +49,8 @@ class CommandsServiceAsyncStub(CommandsServiceStub):
     """Commands, newest first."""
     Get: _aio.UnaryUnaryMultiCallable[_commands_pb2.CommandsServiceGetRequest, _commands_pb2.Command]  # type: ignore[assignment]
     """One command, with what the node answered."""
+    Cancel: _aio.UnaryUnaryMultiCallable[_commands_pb2.CommandsServiceCancelRequest, _commands_pb2.Command]  # type: ignore[assignment]
+    """Ends a command that was not sent. FAILED_PRECONDITION afterwards: the node may have begun it."""
 
 class CommandsServiceServicer(metaclass=_abc_1.ABCMeta):
     """What nodes were told to do, by the receiver or a person. Commands that ended are kept for a while."""
@@ -66,5 +70,13 @@ class CommandsServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_commands_pb2.Command, _abc.Awaitable[_commands_pb2.Command]]:
         """One command, with what the node answered."""
+
+    @_abc_1.abstractmethod
+    def Cancel(
+        self,
+        request: _commands_pb2.CommandsServiceCancelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_commands_pb2.Command, _abc.Awaitable[_commands_pb2.Command]]:
+        """Ends a command that was not sent. FAILED_PRECONDITION afterwards: the node may have begun it."""
 
 def add_CommandsServiceServicer_to_server(servicer: CommandsServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

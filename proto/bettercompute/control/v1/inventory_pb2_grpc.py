@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from bettercompute.control.v1 import commands_pb2 as bettercompute_dot_control_dot_v1_dot_commands__pb2
 from bettercompute.control.v1 import inventory_pb2 as bettercompute_dot_control_dot_v1_dot_inventory__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
@@ -50,6 +51,11 @@ class InventoryServiceStub(object):
                 request_serializer=bettercompute_dot_control_dot_v1_dot_inventory__pb2.InventoryServiceDiffRequest.SerializeToString,
                 response_deserializer=bettercompute_dot_control_dot_v1_dot_inventory__pb2.InventoryServiceDiffResponse.FromString,
                 _registered_method=True)
+        self.Refresh = channel.unary_unary(
+                '/bettercompute.control.v1.InventoryService/Refresh',
+                request_serializer=bettercompute_dot_control_dot_v1_dot_inventory__pb2.InventoryServiceRefreshRequest.SerializeToString,
+                response_deserializer=bettercompute_dot_control_dot_v1_dot_commands__pb2.Command.FromString,
+                _registered_method=True)
 
 
 class InventoryServiceServicer(object):
@@ -77,6 +83,13 @@ class InventoryServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Refresh(self, request, context):
+        """Has the node collect now and offer what it finds. Commands that have the same to do and were not sent are one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InventoryServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +107,11 @@ def add_InventoryServiceServicer_to_server(servicer, server):
                     servicer.Diff,
                     request_deserializer=bettercompute_dot_control_dot_v1_dot_inventory__pb2.InventoryServiceDiffRequest.FromString,
                     response_serializer=bettercompute_dot_control_dot_v1_dot_inventory__pb2.InventoryServiceDiffResponse.SerializeToString,
+            ),
+            'Refresh': grpc.unary_unary_rpc_method_handler(
+                    servicer.Refresh,
+                    request_deserializer=bettercompute_dot_control_dot_v1_dot_inventory__pb2.InventoryServiceRefreshRequest.FromString,
+                    response_serializer=bettercompute_dot_control_dot_v1_dot_commands__pb2.Command.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +196,33 @@ class InventoryService(object):
             '/bettercompute.control.v1.InventoryService/Diff',
             bettercompute_dot_control_dot_v1_dot_inventory__pb2.InventoryServiceDiffRequest.SerializeToString,
             bettercompute_dot_control_dot_v1_dot_inventory__pb2.InventoryServiceDiffResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Refresh(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bettercompute.control.v1.InventoryService/Refresh',
+            bettercompute_dot_control_dot_v1_dot_inventory__pb2.InventoryServiceRefreshRequest.SerializeToString,
+            bettercompute_dot_control_dot_v1_dot_commands__pb2.Command.FromString,
             options,
             channel_credentials,
             insecure,

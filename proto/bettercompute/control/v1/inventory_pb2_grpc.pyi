@@ -7,6 +7,7 @@ method's keys. Every request takes a tenant (default: the token's); a node of an
 In answers, `optional` and times may be null. Words in quotes are the values that exist today; readers keep unknown ones.
 """
 
+from bettercompute.control.v1 import commands_pb2 as _commands_pb2
 from bettercompute.control.v1 import inventory_pb2 as _inventory_pb2
 from collections import abc as _abc
 from grpc import aio as _aio
@@ -43,6 +44,8 @@ class InventoryServiceStub:
     """Snapshots, newest first."""
     Diff: _grpc.UnaryUnaryMultiCallable[_inventory_pb2.InventoryServiceDiffRequest, _inventory_pb2.InventoryServiceDiffResponse]
     """What changed between two snapshots; the last two unless named."""
+    Refresh: _grpc.UnaryUnaryMultiCallable[_inventory_pb2.InventoryServiceRefreshRequest, _commands_pb2.Command]
+    """Has the node collect now and offer what it finds. Commands that have the same to do and were not sent are one."""
 
 @_typing.type_check_only
 class InventoryServiceAsyncStub(InventoryServiceStub):
@@ -55,6 +58,8 @@ class InventoryServiceAsyncStub(InventoryServiceStub):
     """Snapshots, newest first."""
     Diff: _aio.UnaryUnaryMultiCallable[_inventory_pb2.InventoryServiceDiffRequest, _inventory_pb2.InventoryServiceDiffResponse]  # type: ignore[assignment]
     """What changed between two snapshots; the last two unless named."""
+    Refresh: _aio.UnaryUnaryMultiCallable[_inventory_pb2.InventoryServiceRefreshRequest, _commands_pb2.Command]  # type: ignore[assignment]
+    """Has the node collect now and offer what it finds. Commands that have the same to do and were not sent are one."""
 
 class InventoryServiceServicer(metaclass=_abc_1.ABCMeta):
     """What nodes are, from the snapshots they reported. NOT_FOUND also for a node with no inventory yet."""
@@ -82,5 +87,13 @@ class InventoryServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_inventory_pb2.InventoryServiceDiffResponse, _abc.Awaitable[_inventory_pb2.InventoryServiceDiffResponse]]:
         """What changed between two snapshots; the last two unless named."""
+
+    @_abc_1.abstractmethod
+    def Refresh(
+        self,
+        request: _inventory_pb2.InventoryServiceRefreshRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_commands_pb2.Command, _abc.Awaitable[_commands_pb2.Command]]:
+        """Has the node collect now and offer what it finds. Commands that have the same to do and were not sent are one."""
 
 def add_InventoryServiceServicer_to_server(servicer: InventoryServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -362,7 +362,7 @@ class PoolsServiceMaintenanceRequest(_message.Message):
     tenant_id: _builtins.str
     @_builtins.property
     def until(self) -> _timestamp_pb2.Timestamp:
-        """when it ends by itself; absent: with `end`"""
+        """when it ends by itself; absent: only by `end`"""
 
     def __init__(
         self,

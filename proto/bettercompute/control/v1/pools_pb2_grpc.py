@@ -60,6 +60,16 @@ class PoolsServiceStub(object):
                 request_serializer=bettercompute_dot_control_dot_v1_dot_pools__pb2.PoolsServiceDeleteRequest.SerializeToString,
                 response_deserializer=bettercompute_dot_control_dot_v1_dot_pools__pb2.PoolsServiceDeleteResponse.FromString,
                 _registered_method=True)
+        self.Maintenance = channel.unary_unary(
+                '/bettercompute.control.v1.PoolsService/Maintenance',
+                request_serializer=bettercompute_dot_control_dot_v1_dot_pools__pb2.PoolsServiceMaintenanceRequest.SerializeToString,
+                response_deserializer=bettercompute_dot_control_dot_v1_dot_pools__pb2.Pool.FromString,
+                _registered_method=True)
+        self.ResumeRemediation = channel.unary_unary(
+                '/bettercompute.control.v1.PoolsService/ResumeRemediation',
+                request_serializer=bettercompute_dot_control_dot_v1_dot_pools__pb2.PoolsServiceResumeRemediationRequest.SerializeToString,
+                response_deserializer=bettercompute_dot_control_dot_v1_dot_pools__pb2.Pool.FromString,
+                _registered_method=True)
 
 
 class PoolsServiceServicer(object):
@@ -101,6 +111,20 @@ class PoolsServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Maintenance(self, request, context):
+        """A person has the whole pool: no repair is queued or begun, no breaker trips. Its nodes stay as they are, in placement too.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeRemediation(self, request, context):
+        """Repairs go on that were paused as too many nodes had turned unhealthy.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PoolsServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -128,6 +152,16 @@ def add_PoolsServiceServicer_to_server(servicer, server):
                     servicer.Delete,
                     request_deserializer=bettercompute_dot_control_dot_v1_dot_pools__pb2.PoolsServiceDeleteRequest.FromString,
                     response_serializer=bettercompute_dot_control_dot_v1_dot_pools__pb2.PoolsServiceDeleteResponse.SerializeToString,
+            ),
+            'Maintenance': grpc.unary_unary_rpc_method_handler(
+                    servicer.Maintenance,
+                    request_deserializer=bettercompute_dot_control_dot_v1_dot_pools__pb2.PoolsServiceMaintenanceRequest.FromString,
+                    response_serializer=bettercompute_dot_control_dot_v1_dot_pools__pb2.Pool.SerializeToString,
+            ),
+            'ResumeRemediation': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeRemediation,
+                    request_deserializer=bettercompute_dot_control_dot_v1_dot_pools__pb2.PoolsServiceResumeRemediationRequest.FromString,
+                    response_serializer=bettercompute_dot_control_dot_v1_dot_pools__pb2.Pool.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -266,6 +300,60 @@ class PoolsService(object):
             '/bettercompute.control.v1.PoolsService/Delete',
             bettercompute_dot_control_dot_v1_dot_pools__pb2.PoolsServiceDeleteRequest.SerializeToString,
             bettercompute_dot_control_dot_v1_dot_pools__pb2.PoolsServiceDeleteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Maintenance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bettercompute.control.v1.PoolsService/Maintenance',
+            bettercompute_dot_control_dot_v1_dot_pools__pb2.PoolsServiceMaintenanceRequest.SerializeToString,
+            bettercompute_dot_control_dot_v1_dot_pools__pb2.Pool.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeRemediation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bettercompute.control.v1.PoolsService/ResumeRemediation',
+            bettercompute_dot_control_dot_v1_dot_pools__pb2.PoolsServiceResumeRemediationRequest.SerializeToString,
+            bettercompute_dot_control_dot_v1_dot_pools__pb2.Pool.FromString,
             options,
             channel_credentials,
             insecure,

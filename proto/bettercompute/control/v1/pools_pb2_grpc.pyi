@@ -43,6 +43,10 @@ class PoolsServiceStub:
     """Changes what is named of a pool; its nodes are planned again."""
     Delete: _grpc.UnaryUnaryMultiCallable[_pools_pb2.PoolsServiceDeleteRequest, _pools_pb2.PoolsServiceDeleteResponse]
     """Deletes a pool that no node is in. FAILED_PRECONDITION while one is."""
+    Maintenance: _grpc.UnaryUnaryMultiCallable[_pools_pb2.PoolsServiceMaintenanceRequest, _pools_pb2.Pool]
+    """A person has the whole pool: no repair is queued or begun, no breaker trips. Its nodes stay as they are, in placement too."""
+    ResumeRemediation: _grpc.UnaryUnaryMultiCallable[_pools_pb2.PoolsServiceResumeRemediationRequest, _pools_pb2.Pool]
+    """Repairs go on that were paused as too many nodes had turned unhealthy."""
 
 @_typing.type_check_only
 class PoolsServiceAsyncStub(PoolsServiceStub):
@@ -59,6 +63,10 @@ class PoolsServiceAsyncStub(PoolsServiceStub):
     """Changes what is named of a pool; its nodes are planned again."""
     Delete: _aio.UnaryUnaryMultiCallable[_pools_pb2.PoolsServiceDeleteRequest, _pools_pb2.PoolsServiceDeleteResponse]  # type: ignore[assignment]
     """Deletes a pool that no node is in. FAILED_PRECONDITION while one is."""
+    Maintenance: _aio.UnaryUnaryMultiCallable[_pools_pb2.PoolsServiceMaintenanceRequest, _pools_pb2.Pool]  # type: ignore[assignment]
+    """A person has the whole pool: no repair is queued or begun, no breaker trips. Its nodes stay as they are, in placement too."""
+    ResumeRemediation: _aio.UnaryUnaryMultiCallable[_pools_pb2.PoolsServiceResumeRemediationRequest, _pools_pb2.Pool]  # type: ignore[assignment]
+    """Repairs go on that were paused as too many nodes had turned unhealthy."""
 
 class PoolsServiceServicer(metaclass=_abc_1.ABCMeta):
     """Pools: nodes under one policy."""
@@ -102,5 +110,21 @@ class PoolsServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_pools_pb2.PoolsServiceDeleteResponse, _abc.Awaitable[_pools_pb2.PoolsServiceDeleteResponse]]:
         """Deletes a pool that no node is in. FAILED_PRECONDITION while one is."""
+
+    @_abc_1.abstractmethod
+    def Maintenance(
+        self,
+        request: _pools_pb2.PoolsServiceMaintenanceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pools_pb2.Pool, _abc.Awaitable[_pools_pb2.Pool]]:
+        """A person has the whole pool: no repair is queued or begun, no breaker trips. Its nodes stay as they are, in placement too."""
+
+    @_abc_1.abstractmethod
+    def ResumeRemediation(
+        self,
+        request: _pools_pb2.PoolsServiceResumeRemediationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pools_pb2.Pool, _abc.Awaitable[_pools_pb2.Pool]]:
+        """Repairs go on that were paused as too many nodes had turned unhealthy."""
 
 def add_PoolsServiceServicer_to_server(servicer: PoolsServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
