@@ -40,7 +40,9 @@ def remedies(facts: Facts, draft: Draft) -> tuple[Remedy, ...]:
     return (
         *(_of_gpu(facts, draft, gpu, [row for row in rows if row.device_id == gpu]) for gpu in sorted(gpus)),
         *(
-            Remedy(switch, _worst(str(row.evidence.get("action", "none")) for row in mine), tuple(sorted(row.type for row in mine)))
+            Remedy(
+                switch, _worst(str(row.evidence.get("action", "none")) for row in mine), tuple(sorted(row.type for row in mine))
+            )
             for switch in sorted({row.device_id for row in switches})
             for mine in [[row for row in switches if row.device_id == switch]]
         ),
