@@ -1,14 +1,27 @@
 """The singletons of a receiver (receiver/singletons.py), a row each."""
 
-from receiver.apply import acceptance, repairs
+from functools import partial
+
+from receiver.apply import acceptance, hygiene, repairs
 from receiver.config import Config
+from receiver.planning.hygiene import Options
 from receiver.singletons import Singleton
 from receiver.store.view import REMEDIATION
 
 
 def kinds(config: Config) -> tuple[Singleton, ...]:
     """All of them, as the settings say."""
+    options = Options(
+        config.hygiene_batch,
+        config.min_daemon_version,
+        config.protocol_max,
+        config.cert_expiring_fraction,
+        config.cert_expiring_min_seconds,
+        config.status_interval,
+        config.rescan_interval,
+    )
     return (
+        Singleton("hygiene", config.hygiene_every, partial(hygiene.sweep, options=options)),
         Singleton("acceptance", acceptance.EVERY, acceptance.sweep, acceptance.CHANNEL),
         Singleton("remediation", repairs.EVERY, repairs.work, REMEDIATION),
     )

@@ -23,6 +23,7 @@ from receiver.planning import (
     labels,
     modes,
     reasons,
+    remediation,
 )
 from receiver.planning.view import Draft, Facts
 from receiver.values import Json
@@ -31,7 +32,14 @@ Rule = Callable[[Facts, Draft], None]
 Conclusion = Callable[[Facts, Draft, Draft], None]  # facts, the rows as stored, the draft
 
 INVENTORY: tuple[Rule, ...] = (devices.plan, atoms.plan, inventory_conditions.plan, findings.plan, labels.plan, hardware.plan)
-CONCLUDE: tuple[Conclusion, ...] = (atoms.settle, faults.judge, health.settle, acceptance.settle, breaker.settle)
+CONCLUDE: tuple[Conclusion, ...] = (
+    atoms.settle,
+    faults.judge,
+    health.settle,
+    acceptance.settle,
+    breaker.settle,
+    remediation.queue,
+)
 
 
 def tables() -> Mapping[str, int]:

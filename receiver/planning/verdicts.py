@@ -40,12 +40,12 @@ class Verdict:
 
 
 def is_switch(code: str) -> bool:
-    """Whether a code is an NVSwitch's.
+    """Whether a code, or a condition's type, is a fault of an NVSwitch.
 
-    >>> is_switch("SXid12028"), is_switch("Xid79")
-    (True, False)
+    >>> is_switch("SXid12028"), is_switch("Xid79"), is_switch("SharingMismatch")
+    (True, False, False)
     """
-    return code.startswith("S")
+    return code.startswith("SXid")
 
 
 def _of_table(code: str, message: str) -> tuple[xids.XidPolicy, Source]:

@@ -178,8 +178,11 @@ TABLES = (
     ),
 )
 
-_NODE = ", ".join(f"'{one.name}', n.{one.name}" for one in fields(Node))
-_POOL = """(SELECT jsonb_build_array(p.id, p.name, p.kind, p.gpu_model, p.sharing, p.mode, p.policy, p.revision,
+BY_NAME = {one.name: one for one in TABLES}
+
+# Expressions over the node `n`: its own columns that plans change, and its pool.
+NODE = ", ".join(f"'{one.name}', n.{one.name}" for one in fields(Node))
+POOL = """(SELECT jsonb_build_array(p.id, p.name, p.kind, p.gpu_model, p.sharing, p.mode, p.policy, p.revision,
      EXISTS (SELECT FROM pool_stops s WHERE s.pool_id = p.id AND s.kind = 'remediation' AND s.ended_at IS NULL),
      EXISTS (SELECT FROM pool_stops s WHERE s.pool_id = p.id AND s.kind = 'maintenance' AND s.ended_at IS NULL))
    FROM pools p WHERE p.id = n.pool_id)"""
@@ -206,10 +209,10 @@ COLUMN = f"""jsonb_build_object(
   'fresh', ARRAY(SELECT jsonb_object_keys(n.section_baselines)
                  EXCEPT SELECT m.name FROM node_missing_sections m WHERE m.node_id = n.id),
   'advisory', n.trust = 'tenant-controlled' OR n.session_trust_epoch < n.trust_epoch,
-  'pool', {_POOL}, 'bookings', {_BOOKINGS}, 'owners', {_OWNERS}, 'tried', {_TRIED},
+  'pool', {POOL}, 'bookings', {_BOOKINGS}, 'owners', {_OWNERS}, 'tried', {_TRIED},
   'commands', {attempts.COMMANDS}, 'waited', {attempts.WAITED},
   'disrupted', EXISTS (SELECT FROM disruptions x WHERE x.node_id = n.id AND x.ended_at IS NULL),
-  'dryRun', coalesce(current_setting('bc.dry_run', true) = 'on', false), 'node', jsonb_build_object({_NODE}),
+  'dryRun', coalesce(current_setting('bc.dry_run', true) = 'on', false), 'node', jsonb_build_object({NODE}),
   'hardware', (SELECT jsonb_build_array({_HARDWARE}) FROM hardware_keys h WHERE h.node_id = n.id AND h.replaced_at IS NULL),
   {", ".join(f"'{one.name}', {one.select()}" for one in TABLES)})"""
 
@@ -234,12 +237,6 @@ def load(tx: Connection, node_id: str) -> tuple[Facts, Draft]:
     if row is None:
         raise LookupError(f"no node {node_id}")
     return as_view(row[0])
-
-
-def load_all(tx: Connection, node_ids: Iterable[str]) -> list[tuple[Facts, Draft]]:
-    """Many nodes and their rows, in the order of their ids; of those that exist."""
-    rows = tx.execute(f"SELECT {COLUMN} FROM nodes n WHERE n.id = ANY(%s) ORDER BY n.id", [list(node_ids)]).fetchall()
-    return [as_view(row[0]) for row in rows]
 
 
 def lock(tx: Connection, node_id: str) -> tuple[Facts, Draft]:
@@ -270,7 +267,7 @@ def as_view(found: Mapping[str, Any]) -> tuple[Facts, Draft]:
         commands=attempts.as_commands(found["commands"]),
         waited=found["waited"],
     )
-    draft = Draft(node=_as_node(found["node"]), hardware=_as_hardware(found["hardware"]))
+    draft = Draft(node=as_node(found["node"]), hardware=_as_hardware(found["hardware"]))
     for table in TABLES:
         setattr(draft, table.name, table.rows(found[table.name]))
     return facts, draft
@@ -280,7 +277,7 @@ def load_pool(tx: Connection, pool_id: str | None) -> Pool | None:
     """A pool as plans see it; None for none. Raises LookupError for one that does not exist."""
     if pool_id is None:
         return None
-    row = tx.execute(f"SELECT {_POOL} FROM (SELECT %s::text AS pool_id) n", [pool_id]).fetchone()
+    row = tx.execute(f"SELECT {POOL} FROM (SELECT %s::text AS pool_id) n", [pool_id]).fetchone()
     if row is None or row[0] is None:
         raise LookupError(f"no pool {pool_id}")
     return as_pool(row[0])
@@ -352,6 +349,7 @@ def notify(tx: Connection, node_id: str, draft: Draft) -> None:
     """Sends the draft's notices when the transaction commits, and wakes who repairs when something came of this node's faults."""
     if draft.orders or draft.turns or (draft.runs and draft.events):
         tx.execute("SELECT pg_notify(%s, %s)", [REMEDIATION, node_id])
+    attempts.notify(tx, node_id, draft)
     told = [{"reason": one.reason, "deviceId": one.device_id, "nodeId": node_id} for one in draft.notices]
     if told:
         tx.execute(f"SELECT pg_notify('{RESERVATIONS}', value::text) FROM jsonb_array_elements(%s)", [jsonb(told)])
@@ -389,7 +387,7 @@ _FORGET_FAULTS = """DELETE FROM node_faults f USING nodes n
 _REASONS = f"""(SELECT coalesce(jsonb_agg(e ORDER BY e ->> 'owner', e ->> 'type'), '[]') FROM (
   SELECT e FROM jsonb_array_elements(nodes.{{column}}) AS e WHERE e ->> 'owner' <> '{HEALTH}'
   UNION ALL SELECT e FROM jsonb_array_elements(a.{{column}}) AS e) AS mine)"""
-_EXPRESSIONS = {name: _REASONS.format(column=name) for name in ("no_schedule_reasons", "would_no_schedule")}
+EXPRESSIONS = {name: _REASONS.format(column=name) for name in ("no_schedule_reasons", "would_no_schedule")}
 
 
 def _write_node(statement: Statement, before: Node, after: Node) -> None:
@@ -397,9 +395,9 @@ def _write_node(statement: Statement, before: Node, after: Node) -> None:
         value = getattr(after, name)
         if not differ(value, getattr(before, name)):
             continue
-        if name in _EXPRESSIONS:
+        if name in EXPRESSIONS:
             value = [{"owner": HEALTH, "type": kind} for kind in value]
-        statement.set(name, value, _EXPRESSIONS.get(name, ""))
+        statement.set(name, value, EXPRESSIONS.get(name, ""))
         if name in ("status", "attempt"):  # another attempt waits anew
             statement.set("status_since", expression="bc_clock()")
         if name == "status" and value == "maintenance":
@@ -431,7 +429,8 @@ def _write_hardware(statement: Statement, key: HardwareKey | None) -> None:
         )
 
 
-def _as_node(found: Mapping[str, Any]) -> Node:
+def as_node(found: Mapping[str, Any]) -> Node:
+    """What NODE selected."""
     mine = {
         name: tuple(sorted(one["type"] for one in found[name] if one["owner"] == HEALTH))
         for name in ("no_schedule_reasons", "would_no_schedule")
