@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from receiver.errors import ReceiverError
+from receiver.planning import hygiene
 from receiver.planning.pressure import MEASURES, RAISE
-from receiver.values import STATUS_HANDLERS
+from receiver.values import PROTOCOL, STATUS_HANDLERS
 
 DEFAULT_FILE = Path("/etc/better-compute/receiver.toml")
 FILE_VARIABLE = "BC_CONFIG"
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?")
+_CAPITAL = re.compile("[A-Z]")
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -94,6 +96,28 @@ def _levels(text: str) -> dict[str, float]:
     return levels
 
 
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise ValueError("a share from 0 to below 1, such as 0.1")
+    return share
+
+
+def _version(text: str) -> str:
+    if text and hygiene.version(text) is None:
+        raise ValueError('a version, such as "0.2.0"')
+    return text
+
+
+def _protocol(text: str) -> str:
+    if hygiene.protocol(text) is None:
+        raise ValueError('MAJOR.MINOR, such as "0.3"')
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A type of setting: its value from text (raises ValueError with what was expected), and the TOML types it may have."""
@@ -114,11 +138,18 @@ FLAG = Kind(_truth, (bool,))
 FORMAT = Kind(_format)
 HANDLERS = Kind(_handlers, (list,))
 LEVELS = Kind(_levels, (dict,))
+SHARE = Kind(_share, (float, int))
+VERSION = Kind(_version)
+PROTOCOL_VERSION = Kind(_protocol)
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting. `key` is its place in the file: `listen.api` is `api` in table `[listen]`; "" shows as no default."""
+    """One setting. `key` is its place in the file: `listen.api` is `api` in table `[listen]`; "" shows as no default.
+
+    >>> Setting("minDaemonVersion", TEXT, "", "").variable
+    'BC_MIN_DAEMON_VERSION'
+    """
 
     key: str
     kind: Kind
@@ -128,7 +159,7 @@ class Setting:
     @property
     def name(self) -> str:
         """The attribute of Config."""
-        return self.key.replace(".", "_")
+        return _CAPITAL.sub(lambda match: f"_{match[0].lower()}", self.key).replace(".", "_")
 
     @property
     def variable(self) -> str:
@@ -188,6 +219,31 @@ class Config:
     )
     pressure_samples: int = _row(
         "pressure.samples", COUNT, "2", "For how many samples in a row a level must hold to raise or clear a condition."
+    )
+    hygiene_every: float = _row(
+        "hygiene.every", DURATION, "5m", "How often all nodes are looked over for what goes wrong in silence."
+    )
+    hygiene_batch: int = _row("hygiene.batch", COUNT, "500", "How many nodes at most such a sweep writes in one transaction.")
+    min_daemon_version: str = _row(
+        "minDaemonVersion",
+        VERSION,
+        "",
+        "The oldest bcd that is supported: nodes with an older one are DaemonOutdated. Empty: any.",
+    )
+    protocol_max: str = _row(
+        "protocolMax",
+        PROTOCOL_VERSION,
+        PROTOCOL,
+        "The highest session protocol that is supported: nodes above it, or of another major, are ProtocolUnsupported.",
+    )
+    cert_expiring_fraction: float = _row(
+        "certExpiringFraction", SHARE, "0.1", "CertificateExpiring: with less left than this share of its life."
+    )
+    cert_expiring_min_seconds: float = _row(
+        "certExpiringMinSeconds", DURATION, "86400", "CertificateExpiring: with less left than this, whatever its life."
+    )
+    rescan_interval: float = _row(
+        "rescan.interval", DURATION, "12h", "How often nodes collect their inventory anyway; three times that is InventoryStale."
     )
     models: str = _row(
         "models",

@@ -19,6 +19,7 @@ from bettercompute.contract import gpu_models
 
 from receiver import metrics
 from receiver.apply.command import CHANNEL as COMMAND_CHANNEL
+from receiver.apply.hygiene import GAP
 from receiver.apply.session import CHANNEL as SESSION_CHANNEL
 from receiver.apply.session import DISBELIEVED
 from receiver.config import Config, check_listeners
@@ -41,7 +42,6 @@ from receiver.store.embedded import EmbeddedPostgres
 
 LOG = logging.getLogger("receiver")
 FLUSH = 0.2  # seconds for last words to go out
-GAP = 2  # status intervals without a receiver after which nodes had nobody to report to
 LOOK_EVERY = 1.0  # seconds: how soon it is seen that the embedded server is gone
 DATABASE = "better_compute"  # its name in the embedded server
 

@@ -15,9 +15,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from receiver.gateway.jobs import NO_ANSWER
 from receiver.store import leases
-from receiver.store.database import Connection, Pool, transact
+from receiver.store.database import NO_ANSWER, Connection, Pool, transact
 from receiver.store.leases import Lease, LeaseLost
 
 T = TypeVar("T")

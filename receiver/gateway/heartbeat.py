@@ -6,13 +6,13 @@ Every few beats the streams are told of commands that they were not sent, whatev
 import asyncio
 
 from receiver.apply import session, status
-from receiver.gateway.jobs import NO_ANSWER, Jobs
+from receiver.gateway.jobs import Jobs
 from receiver.gateway.registry import Registry
-from receiver.store.database import Connection
+from receiver.store.database import NO_ANSWER, Connection
 
 EVERY = 1.0
 FORGET_EVERY = 600  # beats
-COMMANDS_EVERY = 5  # beats: how late a command may be whose notification was missed
+COMMANDS_EVERY = 2  # beats: how late a command may be whose notification was missed
 
 
 async def beat_forever(registry: Registry, jobs: Jobs) -> None:

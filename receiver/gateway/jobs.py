@@ -15,13 +15,10 @@ from receiver.gateway import work
 from receiver.gateway.registry import Registry, Stream, superseded
 from receiver.gateway.telemetry import Telemetry
 from receiver.planning.pressure import Levels
-from receiver.store.database import LOST_RACE, Connection, Pool, transact
+from receiver.store.database import NO_ANSWER, Connection, Pool, transact
 from receiver.values import STATUS_HANDLERS, Event, HelloFacts
 
 T = TypeVar("T")
-# The database is away, or cannot do it now: restarted, full, read-only (an InternalError), a lock that does not come, or
-# one race after the other was lost.
-NO_ANSWER = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError, *LOST_RACE)
 PATIENT = 10.0  # seconds for a connection
 IMPATIENT = 0.1  # and while there was none the last time: streams must not wait in a queue behind each other
 WARN_EVERY = 30.0  # seconds

@@ -36,9 +36,9 @@ from receiver.gateway.work import (
     Wanted,
 )
 from receiver.planning.offer import check_offer
-from receiver.values import CommandResult, Offer
+from receiver.values import PROTOCOL, CommandResult, Offer
 
-PROTOCOL_MAJOR = 0
+PROTOCOL_MAJOR = int(PROTOCOL.partition(".")[0])
 UPLOAD_LIMIT = 120.0  # seconds without a chunk after which an offer is no longer under way
 RETRY_SOON = 1.0  # and when bytes that were there are gone: the next offer asks for them
 

@@ -48,6 +48,11 @@ def test_the_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
         ("[pressure]\nraise.io = nan", 2, "'io=nan' is not percent"),
         ("[pressure]\nraise = 60", 2, "pressure.raise is a int, expected dict"),
         ("[pressure]\nsamples = 0", 2, "'0' is not a whole number from 1"),
+        ('minDaemonVersion = "newest"', 1, "'newest' is not a version, such as"),
+        ('\nprotocolMax = "three"', 2, "'three' is not MAJOR.MINOR"),
+        ("certExpiringFraction = 1.0", 1, "'1.0' is not a share from 0 to below 1"),
+        ('certExpiringFraction = "0.1"', 1, "certExpiringFraction is a str, expected float or int"),
+        ("[hygiene]\nbatch = 0", 2, "'0' is not a whole number from 1"),
         ('[status]\nhandlers = "xid"', 2, "status.handlers is a str, expected list"),
     ],
 )
@@ -117,3 +122,10 @@ def test_listens_on_this_machine(target: str) -> None:
 def test_every_setting_says_what_it_is() -> None:
     assert all(setting.help.endswith(".") for setting in SETTINGS)
     assert len({setting.flag for setting in SETTINGS}) == len(SETTINGS)
+
+
+def test_a_key_with_capitals_is_a_variable_and_a_flag_with_words(tmp_path: Path) -> None:
+    file = written(tmp_path, 'minDaemonVersion = "0.1"\nprotocolMax = "0.9"\ncertExpiringMinSeconds = 60\n')
+    config = load(file, {"BC_PROTOCOL_MAX": "1.0"}, {"min_daemon_version": "0.2.0"})
+    assert (config.min_daemon_version, config.protocol_max, config.cert_expiring_min_seconds) == ("0.2.0", "1.0", 60.0)
+    assert {"--min-daemon-version", "--protocol-max", "--cert-expiring-fraction"} <= {setting.flag for setting in SETTINGS}

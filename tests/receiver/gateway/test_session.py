@@ -18,7 +18,7 @@ from receiver.gateway import jobs as jobs_module
 from receiver.gateway import limits
 from receiver.gateway.heartbeat import beat
 from receiver.ids import mint
-from receiver.store.database import Connection
+from receiver.store.database import NO_ANSWER, Connection
 from tests.fake_daemon import FakeDaemon, Over, until
 from tests.receiver.live import Live, live, serving
 
@@ -515,7 +515,7 @@ async def test_a_database_that_stays_away_is_said_once_and_keeps_nobody_waiting(
     "kind", ["AdminShutdown", "DiskFull", "ReadOnlySqlTransaction", "QueryCanceled", "LockNotAvailable", "TooManyConnections"]
 )
 def test_what_a_database_may_suffer_is_no_bug_of_ours(kind: str) -> None:
-    assert issubclass(getattr(psycopg.errors, kind), jobs_module.NO_ANSWER)
+    assert issubclass(getattr(psycopg.errors, kind), NO_ANSWER)
 
 
 @live
