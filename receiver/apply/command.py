@@ -25,8 +25,9 @@ _PRUNED = 1000  # rows a round
 
 _QUEUE = f"""
 WITH queued AS (
-    INSERT INTO commands (id, node_id, tenant_id, kind, payload, idempotency_key, created_by, not_after)
-    SELECT %(id)s, n.id, n.tenant_id, %(kind)s, %(payload)s, %(key)s, %(by)s, %(not_after)s FROM nodes n WHERE n.id = %(node)s
+    INSERT INTO commands (id, node_id, tenant_id, kind, payload, idempotency_key, created_by, not_after, inventory_rev)
+    SELECT %(id)s, n.id, n.tenant_id, %(kind)s, %(payload)s, %(key)s, %(by)s, %(not_after)s, n.inventory_rev
+    FROM nodes n WHERE n.id = %(node)s
     ON CONFLICT (node_id, idempotency_key) DO NOTHING
     RETURNING id)
 SELECT id, pg_notify('{CHANNEL}', %(node)s) FROM queued
@@ -87,11 +88,10 @@ _OUTSTANDING = f"SELECT c.node_id, c.id FROM commands c JOIN nodes n ON n.id = c
 _RECORD = """
 WITH known AS (SELECT id FROM commands WHERE id = %(id)s AND node_id = %(node)s),
   ended AS (
-    UPDATE commands c SET state = %(status)s, reason = %(reason)s, result = %(result)s, finished_at = bc_clock(),
-      inventory_rev = (SELECT n.inventory_rev FROM nodes n WHERE n.id = c.node_id)
+    UPDATE commands c SET state = %(status)s, reason = %(reason)s, result = %(result)s, finished_at = bc_clock()
     FROM known WHERE c.id = known.id AND c.finished_at IS NULL
-    RETURNING c.kind, c.idempotency_key)
-SELECT ended.kind, ended.idempotency_key FROM known LEFT JOIN ended ON true
+    RETURNING c.kind, c.idempotency_key, c.payload)
+SELECT ended.kind, ended.idempotency_key, ended.payload FROM known LEFT JOIN ended ON true
 """
 
 
@@ -179,7 +179,7 @@ def record_result(tx: Connection, node_id: str, result: CommandResult) -> bool:
     if row is not None and row[1] is not None:
         _wake(tx, [(node_id, row[1])])
     if row is not None and row[0] == "gpu.reset" and result.status == "succeeded":
-        restart_counts(tx, node_id, _group(result.payload))
+        restart_counts(tx, node_id, _group(result.payload) or [str(row[2].get("deviceId"))])
     return row is not None
 
 

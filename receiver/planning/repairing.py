@@ -23,7 +23,10 @@ CLOSED = "repaired by run"  # why a fault is closed
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run has come. `command`: its last one's; `answered`: when that ended, `inventory_rev` the node's then."""
+    """How far a run has come. `command`: its last one; `answered`: when that ended; `inventory_rev`: the node's at its queuing.
+
+    (A node that connects again may say what it has collected after a reset before it says how that ended.)
+    """
 
     queued: datetime
     began: datetime | None = None

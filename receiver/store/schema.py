@@ -376,7 +376,7 @@ commands = Table(
     c.moment("created_at"),
     c.time("sent_at"),
     c.time("finished_at"),
-    Column("inventory_rev", BigInteger),  # the node's when it ended: a higher one is a later collection
+    Column("inventory_rev", BigInteger),  # the node's when it was queued: a higher one is a later collection
     UniqueConstraint("node_id", "idempotency_key"),
     c.words("state", values.COMMAND_STATES),
     Index(None, "node_id", "id"),
