@@ -4,7 +4,7 @@ One receiver at a time has the singleton `remediation`: it takes the nodes with 
 transaction of its own. Who orders or cancels a run does so under the node's lock too, and wakes it.
 """
 
-import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -12,6 +12,7 @@ from functools import partial
 from receiver import ids
 from receiver.apply import command, pool_stops
 from receiver.apply.act import act
+from receiver.apply.alone import alone
 from receiver.apply.evidence import evidence
 from receiver.apply.health import node_of
 from receiver.errors import NotFound
@@ -27,11 +28,15 @@ from receiver.store.database import LOST_RACE, Connection
 from receiver.store.view import REMEDIATION
 from receiver.values import Json, Payload
 
-LOG = logging.getLogger("receiver.repairs")
-EVERY = 3.0  # seconds between two looks at all open runs, when nothing wakes it
+EVERY = 5.0  # seconds between two looks at all open runs, when nothing wakes it
 START_WITHIN = timedelta(minutes=10)  # of a command
 WINDOW = timedelta(days=7)  # of runs that count
 
+# Those that wait for a first look, and those that are named.
+_FRESH = """
+SELECT node_id FROM remediation_runs WHERE state = 'queued'
+UNION SELECT node_id FROM remediation_runs WHERE ended_at IS NULL AND node_id = ANY(%s)
+"""
 # Those that wait for a first look come first: a node that has just failed is seen to at once.
 _DUE = """
 SELECT node_id FROM remediation_runs WHERE ended_at IS NULL
@@ -68,7 +73,18 @@ def work(run: Transaction) -> None:
     holds up no other."""
     run(pool_stops.watch)
     for node_id in run(due):
-        run(partial(_guarded, node_id=node_id))
+        run(partial(_step_alone, node_id=node_id))
+
+
+def work_soon(run: Transaction, node_ids: Iterable[str]) -> None:
+    """Takes the runs of these nodes on, and those that were just queued: they do not wait until `work` has been everywhere."""
+    for node_id in run(partial(fresh, node_ids=sorted(node_ids))):
+        run(partial(_step_alone, node_id=node_id))
+
+
+def fresh(tx: Connection, node_ids: Sequence[str]) -> list[str]:
+    """The nodes with runs that nobody has looked at, and those of these that have open ones."""
+    return [row[0] for row in tx.execute(_FRESH, [list(node_ids)]).fetchall()]
 
 
 def due(tx: Connection) -> list[str]:
@@ -76,16 +92,8 @@ def due(tx: Connection) -> list[str]:
     return [row[0] for row in tx.execute(_DUE).fetchall()]
 
 
-def _guarded(tx: Connection, node_id: str) -> None:
-    try:
-        with tx.transaction():
-            step_node(tx, node_id)
-    except LOST_RACE:  # the whole transaction is run again
-        raise
-    except Exception:
-        if tx.closed:
-            raise
-        LOG.exception("repairs of a node cannot go on", extra={"node": node_id})
+def _step_alone(tx: Connection, node_id: str) -> None:
+    alone(tx, node_id, partial(step_node, tx, node_id), "repairs of a node cannot go on", LOST_RACE)
 
 
 def step_node(tx: Connection, node_id: str, mint: ids.Mint = ids.mint) -> Draft:

@@ -5,14 +5,12 @@ another node has let go (store/view.py), and on which a booking ended of what wa
 `queue_missed` finds what these cannot see.
 """
 
-import logging
 from collections.abc import Iterable
 from datetime import datetime
 
-from psycopg.errors import DeadlockDetected
-
 from receiver import ids
 from receiver.apply.act import act
+from receiver.apply.alone import alone
 from receiver.planning.atoms import GONE
 from receiver.planning.node import tables
 from receiver.planning.view import Draft, Facts
@@ -22,8 +20,6 @@ from receiver.store.words import jsonb
 BATCH = 100  # nodes a transaction: their rows are locked until it ends
 AGAIN = 60  # seconds until a node that could not be planned is tried again
 _ALONE = 0x62635F72  # advisory lock, held by the transaction that drains
-
-LOG = logging.getLogger("receiver.replan")
 
 _QUEUE = """
 INSERT INTO replan (node_id, reason, queued_at) SELECT n.id, %(reason)s, clock_timestamp() FROM nodes n WHERE {} ORDER BY n.id
@@ -119,17 +115,7 @@ def _alone(tx: Connection) -> bool:
 
 
 def _plan(tx: Connection, node_id: str, mint: ids.Mint) -> bool:
-    try:
-        with tx.transaction():
-            act(tx, node_id, _nothing, inventory_too=True, mint=mint)
-    except DeadlockDetected:  # the whole transaction is run again
-        raise
-    except Exception:
-        if tx.closed:
-            raise
-        LOG.exception("a node cannot be planned again", extra={"node": node_id})
-        return False
-    return True
+    return alone(tx, node_id, lambda: act(tx, node_id, _nothing, inventory_too=True, mint=mint), "a node cannot be planned again")
 
 
 def _nothing(facts: Facts, draft: Draft) -> None:
