@@ -23,5 +23,5 @@ def kinds(config: Config) -> tuple[Singleton, ...]:
     return (
         Singleton("hygiene", config.hygiene_every, partial(hygiene.sweep, options=options)),
         Singleton("acceptance", acceptance.EVERY, acceptance.sweep, acceptance.CHANNEL),
-        Singleton("remediation", repairs.EVERY, repairs.work, REMEDIATION),
+        Singleton("remediation", repairs.EVERY, repairs.work, REMEDIATION, repairs.work_soon),
     )

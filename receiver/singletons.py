@@ -2,7 +2,7 @@
 
 Each singleton has a lease (receiver/store/leases.py), renewed by a heartbeat. Its holder works every `every` seconds, and at once
 when it is woken by a notification on `channel`. The work may take several transactions: each is fenced, so what a receiver that
-has lost the lease would still write is refused.
+has lost the lease would still write is refused. What cannot wait until a long work is through has a work beside it, `soon`.
 """
 
 import asyncio
@@ -35,12 +35,18 @@ class Run(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Singleton:
-    """A kind of work. `work` is called in a thread of its own; `channel`: notifications on it wake the work."""
+    """A kind of work. `work` is called in a thread of its own; `channel`: notifications on it wake the work.
+
+    `soon`, in a thread of its own too, is called with what notifications name, and otherwise every `soon_every` seconds: those
+    with a payload wake it instead.
+    """
 
     name: str
     every: float
     work: Callable[[Run], object]
     channel: str = ""
+    soon: Callable[[Run, frozenset[str]], object] | None = None
+    soon_every: float = 2.0
 
 
 def while_true(work: Callable[[Connection], bool]) -> Callable[[Run], None]:
@@ -51,6 +57,10 @@ def while_true(work: Callable[[Connection], bool]) -> Callable[[Run], None]:
             pass
 
     return rounds
+
+
+def _named(soon: Callable[[Run, frozenset[str]], object], names: frozenset[str], run: Run) -> object:
+    return soon(run, names)
 
 
 class Singletons:
@@ -66,7 +76,9 @@ class Singletons:
         self.seconds = seconds
         self.held: dict[str, Lease] = {}
         self.woken = {kind.name: asyncio.Event() for kind in kinds}
-        self.threads = ThreadPoolExecutor(len(kinds) + 1, "singleton")
+        self.hurried = {kind.name: asyncio.Event() for kind in kinds if kind.soon}
+        self.named: dict[str, set[str]] = {name: set() for name in self.hurried}
+        self.threads = ThreadPoolExecutor(len(kinds) + len(self.hurried) + 1, "singleton")
 
     @property
     def channels(self) -> Mapping[str, Callable[[str], None]]:
@@ -84,6 +96,8 @@ class Singletons:
             tasks.create_task(self._heartbeat())
             for kind in self.kinds:
                 tasks.create_task(self._tend(kind))
+                if kind.soon is not None:
+                    tasks.create_task(self._hurry(kind, kind.soon))
 
     async def stop(self) -> None:
         """Waits for the transactions in progress, then lets the leases go. To be called once `run_forever` is cancelled."""
@@ -123,14 +137,23 @@ class Singletons:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(woken.wait(), kind.every)
             woken.clear()
-            await self._work(kind)
+            await self._work(kind, kind.work)
 
-    async def _work(self, kind: Singleton) -> None:
+    async def _hurry(self, kind: Singleton, soon: Callable[[Run, frozenset[str]], object]) -> None:
+        hurried = self.hurried[kind.name]
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(hurried.wait(), kind.soon_every)
+            hurried.clear()
+            names, self.named[kind.name] = frozenset(self.named[kind.name]), set()
+            await self._work(kind, partial(_named, soon, names))
+
+    async def _work(self, kind: Singleton, work: Callable[[Run], object]) -> None:
         lease = self.held.get(kind.name)
         if lease is None:
             return
         try:
-            await self._in_thread(partial(kind.work, partial(self._fenced, lease)))
+            await self._in_thread(partial(work, partial(self._fenced, lease)))
         except LeaseLost as error:
             LOG.warning("lost a lease", extra={"singleton": kind.name, "reason": str(error)})
             if self.held.get(kind.name) == lease:
@@ -151,4 +174,8 @@ class Singletons:
         return await asyncio.get_running_loop().run_in_executor(self.threads, work)
 
     def _wake(self, name: str, payload: str) -> None:
-        self.woken[name].set()
+        if payload and name in self.hurried:
+            self.named[name].add(payload)
+            self.hurried[name].set()
+        else:
+            self.woken[name].set()

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import Row, applies, collection, idle, reading, xid
+from tests.bench import Row, applies, collection, idle, reading, repairs, xid
 
 BENCHES: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
     "collection": lambda options: collection.rows(),
     "idle": lambda options: idle.rows(options.minutes),
     "applies": lambda options: applies.rows(),
     "reading": lambda options: reading.rows(),
+    "repairs": lambda options: repairs.rows(),
     "xid": lambda options: xid.rows(options.megabytes),
 }
 

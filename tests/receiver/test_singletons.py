@@ -304,3 +304,65 @@ def test_a_receiver_that_was_suspended_writes_nothing_once_another_has_the_lease
     by_time = db.transact(pool, lambda tx: tx.execute("SELECT by FROM written ORDER BY seq").fetchall())
     names = [name for (name,) in by_time]
     assert names == sorted(names)  # all of the first's are before all of the second's
+
+
+# ---- what cannot wait
+
+
+@in_loop
+async def test_what_a_notification_names_is_seen_to_while_a_long_work_goes_on(pool: db.Pool) -> None:
+    begun, end, named = threading.Event(), threading.Event(), list[frozenset[str]]()
+
+    def long(run: Run) -> None:
+        begun.set()
+        end.wait(10)
+
+    one = singletons(pool, "x", Singleton("a", 60.0, long, "bc_test", lambda run, names: named.append(names), 60.0))
+    async with running(one):
+        await until(begun.is_set)
+        for name in ("node_1", "node_2", "node_1"):
+            one.channels["bc_test"](name)
+        await until(lambda: bool(named))
+        end.set()
+    assert named == [frozenset({"node_1", "node_2"})]
+
+
+@in_loop
+async def test_a_notification_that_names_nothing_wakes_the_whole_work(pool: db.Pool) -> None:
+    works, named = list[int](), list[frozenset[str]]()
+    kind = Singleton("a", 60.0, lambda run: works.append(1), "bc_test", lambda run, names: named.append(names), 60.0)
+    one = singletons(pool, "x", kind)
+    async with running(one):
+        await until(lambda: len(works) == 1)  # with the lease
+        one.channels["bc_test"]("")
+        await until(lambda: len(works) == 2)
+    assert named == []
+
+
+@in_loop
+async def test_what_cannot_wait_is_looked_for_where_no_notification_comes(pool: db.Pool) -> None:
+    named = list[frozenset[str]]()
+    one = singletons(pool, "x", Singleton("a", 60.0, lambda run: None, "bc_test", lambda run, names: named.append(names), 0.01))
+    async with running(one):
+        await until(lambda: len(named) > 2)
+    assert set(named) == {frozenset[str]()}
+
+
+@in_loop
+async def test_what_cannot_wait_is_fenced_too(pool: db.Pool) -> None:
+    lost = list[bool]()
+
+    def soon(run: Run, names: frozenset[str]) -> None:
+        with db.connect(str(pool.conninfo), autocommit=True) as tx:
+            tx.execute("UPDATE leases SET holder = 'y', token = token + 1 WHERE name = 'a'")
+        try:
+            run(lambda tx: None)
+        except LeaseLost:
+            lost.append(True)
+            raise
+
+    one = singletons(pool, "x", Singleton("a", 60.0, lambda run: None, "bc_test", soon, 60.0), seconds=60.0)
+    async with running(one):
+        await until(lambda: "a" in one.held)
+        one.channels["bc_test"]("node_1")
+        await until(lambda: bool(lost) and "a" not in one.held)
