@@ -17,6 +17,7 @@ from receiver.read.answers import commands as command_answers
 from receiver.read.answers import devices as device_answers
 from receiver.read.answers import nodes as node_answers
 from receiver.read.answers import pools as pool_answers
+from receiver.read.answers import remediation as remediation_answers
 from receiver.read.api import Run
 from receiver.read.tokens import ADMIN, PROVISION, Scope
 from receiver.store.database import Pool, transact
@@ -75,6 +76,10 @@ def _command(db: Connection, scope: Scope, command_id: str) -> Message:
     return command_answers.message(db, scope, command_id)
 
 
+def _run(db: Connection, scope: Scope, run_id: str) -> Message:
+    return remediation_answers.message(db, scope, run_id)
+
+
 WRITES: Mapping[str, Write] = {
     "nodes.adopt": _on_node(nodes.adopt),
     "nodes.maintenance": _on_node(nodes.maintenance),
@@ -86,11 +91,16 @@ WRITES: Mapping[str, Write] = {
     "nodes.setTrust": _on_node(nodes.trust, ADMIN, reason=False),
     "devices.clear": Write(lambda call: ("node", devices.node_with(call)), devices.clear, _cleared),
     "devices.transfer": Write(_named("device", "device_id"), devices.transfer, _device),
+    "devices.reset": Write(_named("device", "device_id"), orders.reset, _run),
+    "nodes.reboot": Write(_named("node", "node_id"), orders.reboot, _run),
+    "nodes.diag": Write(_named("node", "node_id"), orders.diag, _run),
+    "remediation.cancel": Write(_named("run", "run_id"), orders.cancel_run, _run),
     "inventory.refresh": Write(_named("node", "node_id"), orders.refresh, _command),
     "commands.cancel": Write(_named("command", "command_id"), orders.cancel_command, _command),
     "pools.create": Write(None, pools.create, _pool, ADMIN, reason=False),
     "pools.set": Write(_named("pool", "pool_id"), pools.change, _pool, ADMIN, reason=False),
     "pools.delete": Write(_named("pool", "pool_id"), pools.delete, _gone, ADMIN, reason=False),
+    "pools.confirmHygiene": Write(_named("pool", "pool_id"), pools.confirm, _pool, ADMIN),
     "pools.maintenance": Write(_named("pool", "pool_id"), pools.maintenance, _pool, ADMIN),
     "pools.resumeRemediation": Write(_named("pool", "pool_id"), pools.resume, _pool, ADMIN),
 }

@@ -8,7 +8,7 @@ from bettercompute.contract.gpu_models import in_force
 from google.protobuf import json_format
 
 from receiver import values
-from receiver.apply import pool_stops, pools
+from receiver.apply import hygiene, pool_stops, pools
 from receiver.errors import Invalid
 from receiver.operate.call import Call, plain
 from receiver.planning.policy import PolicyError, parse
@@ -49,6 +49,12 @@ def delete(call: Call, pool_id: str) -> None:
 def resume(call: Call, pool_id: str) -> None:
     """Repairs that the breaker has paused go on."""
     pool_stops.resume(call.tx, pool_id, call.by, mint=call.mint)
+
+
+def confirm(call: Call, pool_id: str) -> None:
+    """A condition that hygiene has found on too many nodes of the pool is raised nevertheless."""
+    tenant_id = call.about("pool", pool_id).tenant_id
+    hygiene.confirm(call.tx, tenant_id, pool_id, call.required("condition"), call.by)
 
 
 def maintenance(call: Call, pool_id: str) -> None:

@@ -42,13 +42,13 @@ def test_methods_are_those_of_the_descriptors() -> None:
         "acceptance": "get",
         "atoms": "list",
         "commands": "cancel get list",
-        "devices": "clear get history transfer",
+        "devices": "clear get history reset transfer",
         "events": "list watch",
         "images": "list",
         "inventory": "diff get history refresh",
-        "nodes": "adopt delete get label list maintenance move resolveIdentity retire setTrust why",
-        "pools": "create delete get list maintenance resumeRemediation set",
-        "remediation": "get list",
+        "nodes": "adopt delete diag get label list maintenance move reboot resolveIdentity retire setTrust why",
+        "pools": "confirmHygiene create delete get list maintenance resumeRemediation set",
+        "remediation": "cancel get list",
     }
     assert list(methods()) == [f"{noun}.{verb}" for noun, row in verbs.items() for verb in row.split()]
 

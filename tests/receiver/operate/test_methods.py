@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg.errors import SerializationFailure
 
-from receiver.apply import command, nodes
+from receiver.apply import command, nodes, repairs
 from receiver.client_methods import find, methods
 from receiver.gateway import limits
 from receiver.ids import mint
@@ -22,7 +22,6 @@ from tests.receiver.live import Live, live, refused, serving
 
 ORDERS: dict[str, dict[str, str]] = {
     "nodes.adopt": {},
-    "nodes.maintenance": {},
     "nodes.retire": {},
     "nodes.delete": {},
     "nodes.move": {"poolId": ""},
@@ -31,16 +30,25 @@ ORDERS: dict[str, dict[str, str]] = {
     "nodes.setTrust": {"trust": "platform"},
     "devices.clear": {"deviceId": gpu(0).uuid},
     "devices.transfer": {"deviceId": gpu(0).uuid, "toNode": "<node>"},
+    "nodes.diag": {},
+    "devices.reset": {"deviceId": gpu(0).uuid},
+    "nodes.reboot": {},
+    "remediation.cancel": {"runId": "<run>"},
+    "nodes.maintenance": {},
     "inventory.refresh": {"nodeId": "<node>"},
     "commands.cancel": {"commandId": "<command>"},
     "pools.create": {"name": "other"},
     "pools.set": {"poolId": "<pool>", "mode": "observe"},
+    "pools.confirmHygiene": {"poolId": "<pool>", "condition": "NotReporting"},
     "pools.maintenance": {"poolId": "<pool>"},
     "pools.resumeRemediation": {"poolId": "<pool>"},
     "pools.delete": {"poolId": "<pool>"},
 }
 # What a healthy node in service, or a pool whose repairs go on, refuses.
-LATER = {"nodes.delete", "nodes.resolveIdentity", "devices.transfer", "pools.resumeRemediation"}
+LATER = {
+    *("nodes.delete", "nodes.resolveIdentity", "devices.transfer"),
+    *("pools.resumeRemediation", "pools.confirmHygiene"),
+}
 NEW = {"pools.create"}  # of nothing that is there
 Things = dict[str, str]  # what ORDERS names, by its placeholder
 SUBJECTS = ("commandId", "runId", "deviceId", "nodeId", "poolId")
@@ -53,7 +61,7 @@ def order(name: str, things: Things) -> dict[str, str]:
 
 
 async def fleet(served: Live) -> Things:
-    """A node in service, a command to one that has gone, and a pool without nodes."""
+    """A node in service, a command and a repair of one that has gone, and a pool without nodes."""
     daemon = await served.in_service(host(1))
     pool = await served.api("pools.create", name="h100")
     away = served.daemon()
@@ -63,7 +71,8 @@ async def fleet(served: Live) -> Things:
     await until("the end of its session", lambda: served.rows(gone, away.node_id) == [(False,)])
     with psycopg.connect(served.database) as tx:
         one = command.queue(tx, away.node_id, "diag.nvml", {}, "key")
-    return {"<node>": daemon.node_id, "<pool>": str(pool["id"]), "<command>": one}
+        run = repairs.reboot(tx, away.node_id, "alice", "it hangs")
+    return {"<node>": daemon.node_id, "<pool>": str(pool["id"]), "<command>": one, "<run>": run}
 
 
 def test_every_method_reads_or_writes() -> None:
@@ -114,7 +123,7 @@ async def test_what_is_another_tenants_is_not_found_by_any_method(served: Live) 
 
 @live
 async def test_what_does_not_exist_is_not_found_and_named(served: Live) -> None:
-    things = {"<node>": mint("node"), "<pool>": mint("pool"), "<command>": mint("cmd")}
+    things = {"<node>": mint("node"), "<pool>": mint("pool"), "<command>": mint("cmd"), "<run>": mint("run")}
     for name in WRITES.keys() - NEW:
         code, text = await refused(served.api(name, **order(name, things)))
         subject = next(key for key in SUBJECTS if key in order(name, things))

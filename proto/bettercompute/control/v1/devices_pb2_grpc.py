@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from bettercompute.control.v1 import devices_pb2 as bettercompute_dot_control_dot_v1_dot_devices__pb2
+from bettercompute.control.v1 import remediation_pb2 as bettercompute_dot_control_dot_v1_dot_remediation__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -55,6 +56,11 @@ class DevicesServiceStub(object):
                 request_serializer=bettercompute_dot_control_dot_v1_dot_devices__pb2.DevicesServiceTransferRequest.SerializeToString,
                 response_deserializer=bettercompute_dot_control_dot_v1_dot_devices__pb2.Device.FromString,
                 _registered_method=True)
+        self.Reset = channel.unary_unary(
+                '/bettercompute.control.v1.DevicesService/Reset',
+                request_serializer=bettercompute_dot_control_dot_v1_dot_devices__pb2.DevicesServiceResetRequest.SerializeToString,
+                response_deserializer=bettercompute_dot_control_dot_v1_dot_remediation__pb2.Run.FromString,
+                _registered_method=True)
 
 
 class DevicesServiceServicer(object):
@@ -89,6 +95,14 @@ class DevicesServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Reset(self, request, context):
+        """Resets a GPU, and those that have to be reset with it, once nothing is booked on them and the pool's budget allows it.
+        Refused as nodes.reboot is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DevicesServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +125,11 @@ def add_DevicesServiceServicer_to_server(servicer, server):
                     servicer.Transfer,
                     request_deserializer=bettercompute_dot_control_dot_v1_dot_devices__pb2.DevicesServiceTransferRequest.FromString,
                     response_serializer=bettercompute_dot_control_dot_v1_dot_devices__pb2.Device.SerializeToString,
+            ),
+            'Reset': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reset,
+                    request_deserializer=bettercompute_dot_control_dot_v1_dot_devices__pb2.DevicesServiceResetRequest.FromString,
+                    response_serializer=bettercompute_dot_control_dot_v1_dot_remediation__pb2.Run.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -222,6 +241,33 @@ class DevicesService(object):
             '/bettercompute.control.v1.DevicesService/Transfer',
             bettercompute_dot_control_dot_v1_dot_devices__pb2.DevicesServiceTransferRequest.SerializeToString,
             bettercompute_dot_control_dot_v1_dot_devices__pb2.Device.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reset(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bettercompute.control.v1.DevicesService/Reset',
+            bettercompute_dot_control_dot_v1_dot_devices__pb2.DevicesServiceResetRequest.SerializeToString,
+            bettercompute_dot_control_dot_v1_dot_remediation__pb2.Run.FromString,
             options,
             channel_credentials,
             insecure,

@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 from bettercompute.control.v1 import devices_pb2 as _devices_pb2
+from bettercompute.control.v1 import remediation_pb2 as _remediation_pb2
 from collections import abc as _abc
 from grpc import aio as _aio
 import abc as _abc_1
@@ -41,6 +42,10 @@ class DevicesServiceStub:
     """Closes the faults of a GPU, or of an NVSwitch. FAILED_PRECONDITION, naming it, when only findings of the inventory are open."""
     Transfer: _grpc.UnaryUnaryMultiCallable[_devices_pb2.DevicesServiceTransferRequest, _devices_pb2.Device]
     """Gives a GPU to the node that has it now, when the one that owns its row cannot let go by itself."""
+    Reset: _grpc.UnaryUnaryMultiCallable[_devices_pb2.DevicesServiceResetRequest, _remediation_pb2.Run]
+    """Resets a GPU, and those that have to be reset with it, once nothing is booked on them and the pool's budget allows it.
+    Refused as nodes.reboot is.
+    """
 
 @_typing.type_check_only
 class DevicesServiceAsyncStub(DevicesServiceStub):
@@ -55,6 +60,10 @@ class DevicesServiceAsyncStub(DevicesServiceStub):
     """Closes the faults of a GPU, or of an NVSwitch. FAILED_PRECONDITION, naming it, when only findings of the inventory are open."""
     Transfer: _aio.UnaryUnaryMultiCallable[_devices_pb2.DevicesServiceTransferRequest, _devices_pb2.Device]  # type: ignore[assignment]
     """Gives a GPU to the node that has it now, when the one that owns its row cannot let go by itself."""
+    Reset: _aio.UnaryUnaryMultiCallable[_devices_pb2.DevicesServiceResetRequest, _remediation_pb2.Run]  # type: ignore[assignment]
+    """Resets a GPU, and those that have to be reset with it, once nothing is booked on them and the pool's budget allows it.
+    Refused as nodes.reboot is.
+    """
 
 class DevicesServiceServicer(metaclass=_abc_1.ABCMeta):
     """GPUs: what stands against one, its life, and what an operator may do about it."""
@@ -90,5 +99,15 @@ class DevicesServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_devices_pb2.Device, _abc.Awaitable[_devices_pb2.Device]]:
         """Gives a GPU to the node that has it now, when the one that owns its row cannot let go by itself."""
+
+    @_abc_1.abstractmethod
+    def Reset(
+        self,
+        request: _devices_pb2.DevicesServiceResetRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_remediation_pb2.Run, _abc.Awaitable[_remediation_pb2.Run]]:
+        """Resets a GPU, and those that have to be reset with it, once nothing is booked on them and the pool's budget allows it.
+        Refused as nodes.reboot is.
+        """
 
 def add_DevicesServiceServicer_to_server(servicer: DevicesServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from bettercompute.control.v1 import nodes_pb2 as bettercompute_dot_control_dot_v1_dot_nodes__pb2
+from bettercompute.control.v1 import remediation_pb2 as bettercompute_dot_control_dot_v1_dot_remediation__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -93,6 +94,16 @@ class NodesServiceStub(object):
                 request_serializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceResolveIdentityRequest.SerializeToString,
                 response_deserializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.Node.FromString,
                 _registered_method=True)
+        self.Reboot = channel.unary_unary(
+                '/bettercompute.control.v1.NodesService/Reboot',
+                request_serializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceRebootRequest.SerializeToString,
+                response_deserializer=bettercompute_dot_control_dot_v1_dot_remediation__pb2.Run.FromString,
+                _registered_method=True)
+        self.Diag = channel.unary_unary(
+                '/bettercompute.control.v1.NodesService/Diag',
+                request_serializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceDiagRequest.SerializeToString,
+                response_deserializer=bettercompute_dot_control_dot_v1_dot_remediation__pb2.Run.FromString,
+                _registered_method=True)
 
 
 class NodesServiceServicer(object):
@@ -179,6 +190,21 @@ class NodesServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Reboot(self, request, context):
+        """Reboots a node once nothing is booked on it and the pool's budget allows it; a run that has not begun is joined.
+        Refused while a tenant has root on it; in maintenance and in pools that observe without `force`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Diag(self, request, context):
+        """Diagnoses a node, in the same queue; what was found is the result of the run's command. It may be in maintenance.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodesServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -236,6 +262,16 @@ def add_NodesServiceServicer_to_server(servicer, server):
                     servicer.ResolveIdentity,
                     request_deserializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceResolveIdentityRequest.FromString,
                     response_serializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.Node.SerializeToString,
+            ),
+            'Reboot': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reboot,
+                    request_deserializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceRebootRequest.FromString,
+                    response_serializer=bettercompute_dot_control_dot_v1_dot_remediation__pb2.Run.SerializeToString,
+            ),
+            'Diag': grpc.unary_unary_rpc_method_handler(
+                    servicer.Diag,
+                    request_deserializer=bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceDiagRequest.FromString,
+                    response_serializer=bettercompute_dot_control_dot_v1_dot_remediation__pb2.Run.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -539,6 +575,60 @@ class NodesService(object):
             '/bettercompute.control.v1.NodesService/ResolveIdentity',
             bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceResolveIdentityRequest.SerializeToString,
             bettercompute_dot_control_dot_v1_dot_nodes__pb2.Node.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reboot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bettercompute.control.v1.NodesService/Reboot',
+            bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceRebootRequest.SerializeToString,
+            bettercompute_dot_control_dot_v1_dot_remediation__pb2.Run.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Diag(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bettercompute.control.v1.NodesService/Diag',
+            bettercompute_dot_control_dot_v1_dot_nodes__pb2.NodesServiceDiagRequest.SerializeToString,
+            bettercompute_dot_control_dot_v1_dot_remediation__pb2.Run.FromString,
             options,
             channel_credentials,
             insecure,

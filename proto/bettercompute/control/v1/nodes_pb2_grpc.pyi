@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 from bettercompute.control.v1 import nodes_pb2 as _nodes_pb2
+from bettercompute.control.v1 import remediation_pb2 as _remediation_pb2
 from collections import abc as _abc
 from grpc import aio as _aio
 import abc as _abc_1
@@ -59,6 +60,12 @@ class NodesServiceStub:
     """Says whether a tenant has root on the node."""
     ResolveIdentity: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.NodesServiceResolveIdentityRequest, _nodes_pb2.Node]
     """Ends a DuplicateIdentity."""
+    Reboot: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.NodesServiceRebootRequest, _remediation_pb2.Run]
+    """Reboots a node once nothing is booked on it and the pool's budget allows it; a run that has not begun is joined.
+    Refused while a tenant has root on it; in maintenance and in pools that observe without `force`.
+    """
+    Diag: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.NodesServiceDiagRequest, _remediation_pb2.Run]
+    """Diagnoses a node, in the same queue; what was found is the result of the run's command. It may be in maintenance."""
 
 @_typing.type_check_only
 class NodesServiceAsyncStub(NodesServiceStub):
@@ -91,6 +98,12 @@ class NodesServiceAsyncStub(NodesServiceStub):
     """Says whether a tenant has root on the node."""
     ResolveIdentity: _aio.UnaryUnaryMultiCallable[_nodes_pb2.NodesServiceResolveIdentityRequest, _nodes_pb2.Node]  # type: ignore[assignment]
     """Ends a DuplicateIdentity."""
+    Reboot: _aio.UnaryUnaryMultiCallable[_nodes_pb2.NodesServiceRebootRequest, _remediation_pb2.Run]  # type: ignore[assignment]
+    """Reboots a node once nothing is booked on it and the pool's budget allows it; a run that has not begun is joined.
+    Refused while a tenant has root on it; in maintenance and in pools that observe without `force`.
+    """
+    Diag: _aio.UnaryUnaryMultiCallable[_nodes_pb2.NodesServiceDiagRequest, _remediation_pb2.Run]  # type: ignore[assignment]
+    """Diagnoses a node, in the same queue; what was found is the result of the run's command. It may be in maintenance."""
 
 class NodesServiceServicer(metaclass=_abc_1.ABCMeta):
     """The nodes that have reported: what they are, why nothing is placed on them, and what an operator may do.
@@ -186,5 +199,23 @@ class NodesServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_nodes_pb2.Node, _abc.Awaitable[_nodes_pb2.Node]]:
         """Ends a DuplicateIdentity."""
+
+    @_abc_1.abstractmethod
+    def Reboot(
+        self,
+        request: _nodes_pb2.NodesServiceRebootRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_remediation_pb2.Run, _abc.Awaitable[_remediation_pb2.Run]]:
+        """Reboots a node once nothing is booked on it and the pool's budget allows it; a run that has not begun is joined.
+        Refused while a tenant has root on it; in maintenance and in pools that observe without `force`.
+        """
+
+    @_abc_1.abstractmethod
+    def Diag(
+        self,
+        request: _nodes_pb2.NodesServiceDiagRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_remediation_pb2.Run, _abc.Awaitable[_remediation_pb2.Run]]:
+        """Diagnoses a node, in the same queue; what was found is the result of the run's command. It may be in maintenance."""
 
 def add_NodesServiceServicer_to_server(servicer: NodesServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -65,6 +65,11 @@ class PoolsServiceStub(object):
                 request_serializer=bettercompute_dot_control_dot_v1_dot_pools__pb2.PoolsServiceMaintenanceRequest.SerializeToString,
                 response_deserializer=bettercompute_dot_control_dot_v1_dot_pools__pb2.Pool.FromString,
                 _registered_method=True)
+        self.ConfirmHygiene = channel.unary_unary(
+                '/bettercompute.control.v1.PoolsService/ConfirmHygiene',
+                request_serializer=bettercompute_dot_control_dot_v1_dot_pools__pb2.PoolsServiceConfirmHygieneRequest.SerializeToString,
+                response_deserializer=bettercompute_dot_control_dot_v1_dot_pools__pb2.Pool.FromString,
+                _registered_method=True)
         self.ResumeRemediation = channel.unary_unary(
                 '/bettercompute.control.v1.PoolsService/ResumeRemediation',
                 request_serializer=bettercompute_dot_control_dot_v1_dot_pools__pb2.PoolsServiceResumeRemediationRequest.SerializeToString,
@@ -118,6 +123,13 @@ class PoolsServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ConfirmHygiene(self, request, context):
+        """A condition that hygiene would raise on too many nodes at once is raised nevertheless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ResumeRemediation(self, request, context):
         """Repairs go on that were paused as too many nodes had turned unhealthy.
         """
@@ -156,6 +168,11 @@ def add_PoolsServiceServicer_to_server(servicer, server):
             'Maintenance': grpc.unary_unary_rpc_method_handler(
                     servicer.Maintenance,
                     request_deserializer=bettercompute_dot_control_dot_v1_dot_pools__pb2.PoolsServiceMaintenanceRequest.FromString,
+                    response_serializer=bettercompute_dot_control_dot_v1_dot_pools__pb2.Pool.SerializeToString,
+            ),
+            'ConfirmHygiene': grpc.unary_unary_rpc_method_handler(
+                    servicer.ConfirmHygiene,
+                    request_deserializer=bettercompute_dot_control_dot_v1_dot_pools__pb2.PoolsServiceConfirmHygieneRequest.FromString,
                     response_serializer=bettercompute_dot_control_dot_v1_dot_pools__pb2.Pool.SerializeToString,
             ),
             'ResumeRemediation': grpc.unary_unary_rpc_method_handler(
@@ -326,6 +343,33 @@ class PoolsService(object):
             target,
             '/bettercompute.control.v1.PoolsService/Maintenance',
             bettercompute_dot_control_dot_v1_dot_pools__pb2.PoolsServiceMaintenanceRequest.SerializeToString,
+            bettercompute_dot_control_dot_v1_dot_pools__pb2.Pool.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ConfirmHygiene(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bettercompute.control.v1.PoolsService/ConfirmHygiene',
+            bettercompute_dot_control_dot_v1_dot_pools__pb2.PoolsServiceConfirmHygieneRequest.SerializeToString,
             bettercompute_dot_control_dot_v1_dot_pools__pb2.Pool.FromString,
             options,
             channel_credentials,

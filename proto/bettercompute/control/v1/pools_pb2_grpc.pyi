@@ -45,6 +45,8 @@ class PoolsServiceStub:
     """Deletes a pool that no node is in. FAILED_PRECONDITION while one is."""
     Maintenance: _grpc.UnaryUnaryMultiCallable[_pools_pb2.PoolsServiceMaintenanceRequest, _pools_pb2.Pool]
     """A person has the whole pool: no repair is queued or begun, no breaker trips. Its nodes stay as they are, in placement too."""
+    ConfirmHygiene: _grpc.UnaryUnaryMultiCallable[_pools_pb2.PoolsServiceConfirmHygieneRequest, _pools_pb2.Pool]
+    """A condition that hygiene would raise on too many nodes at once is raised nevertheless."""
     ResumeRemediation: _grpc.UnaryUnaryMultiCallable[_pools_pb2.PoolsServiceResumeRemediationRequest, _pools_pb2.Pool]
     """Repairs go on that were paused as too many nodes had turned unhealthy."""
 
@@ -65,6 +67,8 @@ class PoolsServiceAsyncStub(PoolsServiceStub):
     """Deletes a pool that no node is in. FAILED_PRECONDITION while one is."""
     Maintenance: _aio.UnaryUnaryMultiCallable[_pools_pb2.PoolsServiceMaintenanceRequest, _pools_pb2.Pool]  # type: ignore[assignment]
     """A person has the whole pool: no repair is queued or begun, no breaker trips. Its nodes stay as they are, in placement too."""
+    ConfirmHygiene: _aio.UnaryUnaryMultiCallable[_pools_pb2.PoolsServiceConfirmHygieneRequest, _pools_pb2.Pool]  # type: ignore[assignment]
+    """A condition that hygiene would raise on too many nodes at once is raised nevertheless."""
     ResumeRemediation: _aio.UnaryUnaryMultiCallable[_pools_pb2.PoolsServiceResumeRemediationRequest, _pools_pb2.Pool]  # type: ignore[assignment]
     """Repairs go on that were paused as too many nodes had turned unhealthy."""
 
@@ -118,6 +122,14 @@ class PoolsServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_pools_pb2.Pool, _abc.Awaitable[_pools_pb2.Pool]]:
         """A person has the whole pool: no repair is queued or begun, no breaker trips. Its nodes stay as they are, in placement too."""
+
+    @_abc_1.abstractmethod
+    def ConfirmHygiene(
+        self,
+        request: _pools_pb2.PoolsServiceConfirmHygieneRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pools_pb2.Pool, _abc.Awaitable[_pools_pb2.Pool]]:
+        """A condition that hygiene would raise on too many nodes at once is raised nevertheless."""
 
     @_abc_1.abstractmethod
     def ResumeRemediation(

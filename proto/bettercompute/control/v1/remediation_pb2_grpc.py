@@ -46,6 +46,11 @@ class RemediationServiceStub(object):
                 request_serializer=bettercompute_dot_control_dot_v1_dot_remediation__pb2.RemediationServiceGetRequest.SerializeToString,
                 response_deserializer=bettercompute_dot_control_dot_v1_dot_remediation__pb2.Run.FromString,
                 _registered_method=True)
+        self.Cancel = channel.unary_unary(
+                '/bettercompute.control.v1.RemediationService/Cancel',
+                request_serializer=bettercompute_dot_control_dot_v1_dot_remediation__pb2.RemediationServiceCancelRequest.SerializeToString,
+                response_deserializer=bettercompute_dot_control_dot_v1_dot_remediation__pb2.Run.FromString,
+                _registered_method=True)
 
 
 class RemediationServiceServicer(object):
@@ -67,6 +72,13 @@ class RemediationServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Cancel(self, request, context):
+        """A repair goes no further; a fault that it was for and that is still open is a person's from then on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RemediationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -78,6 +90,11 @@ def add_RemediationServiceServicer_to_server(servicer, server):
             'Get': grpc.unary_unary_rpc_method_handler(
                     servicer.Get,
                     request_deserializer=bettercompute_dot_control_dot_v1_dot_remediation__pb2.RemediationServiceGetRequest.FromString,
+                    response_serializer=bettercompute_dot_control_dot_v1_dot_remediation__pb2.Run.SerializeToString,
+            ),
+            'Cancel': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cancel,
+                    request_deserializer=bettercompute_dot_control_dot_v1_dot_remediation__pb2.RemediationServiceCancelRequest.FromString,
                     response_serializer=bettercompute_dot_control_dot_v1_dot_remediation__pb2.Run.SerializeToString,
             ),
     }
@@ -136,6 +153,33 @@ class RemediationService(object):
             target,
             '/bettercompute.control.v1.RemediationService/Get',
             bettercompute_dot_control_dot_v1_dot_remediation__pb2.RemediationServiceGetRequest.SerializeToString,
+            bettercompute_dot_control_dot_v1_dot_remediation__pb2.Run.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cancel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bettercompute.control.v1.RemediationService/Cancel',
+            bettercompute_dot_control_dot_v1_dot_remediation__pb2.RemediationServiceCancelRequest.SerializeToString,
             bettercompute_dot_control_dot_v1_dot_remediation__pb2.Run.FromString,
             options,
             channel_credentials,

@@ -39,6 +39,8 @@ class RemediationServiceStub:
     """Repairs, newest first, without their steps."""
     Get: _grpc.UnaryUnaryMultiCallable[_remediation_pb2.RemediationServiceGetRequest, _remediation_pb2.Run]
     """One repair, step by step."""
+    Cancel: _grpc.UnaryUnaryMultiCallable[_remediation_pb2.RemediationServiceCancelRequest, _remediation_pb2.Run]
+    """A repair goes no further; a fault that it was for and that is still open is a person's from then on."""
 
 @_typing.type_check_only
 class RemediationServiceAsyncStub(RemediationServiceStub):
@@ -51,6 +53,8 @@ class RemediationServiceAsyncStub(RemediationServiceStub):
     """Repairs, newest first, without their steps."""
     Get: _aio.UnaryUnaryMultiCallable[_remediation_pb2.RemediationServiceGetRequest, _remediation_pb2.Run]  # type: ignore[assignment]
     """One repair, step by step."""
+    Cancel: _aio.UnaryUnaryMultiCallable[_remediation_pb2.RemediationServiceCancelRequest, _remediation_pb2.Run]  # type: ignore[assignment]
+    """A repair goes no further; a fault that it was for and that is still open is a person's from then on."""
 
 class RemediationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Repairs that take a node or a GPU out of service for a while, whether a fault queued them or a person (nodes.reboot,
@@ -72,5 +76,13 @@ class RemediationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_remediation_pb2.Run, _abc.Awaitable[_remediation_pb2.Run]]:
         """One repair, step by step."""
+
+    @_abc_1.abstractmethod
+    def Cancel(
+        self,
+        request: _remediation_pb2.RemediationServiceCancelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_remediation_pb2.Run, _abc.Awaitable[_remediation_pb2.Run]]:
+        """A repair goes no further; a fault that it was for and that is still open is a person's from then on."""
 
 def add_RemediationServiceServicer_to_server(servicer: RemediationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
