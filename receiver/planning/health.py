@@ -23,12 +23,14 @@ def settle(facts: Facts, before: Draft, draft: Draft) -> None:
     """Sets what is healthy and bookable, and tells what was opened and closed since `before`."""
     faults = _open(facts, draft)
     for device in list(draft.devices.values()):
-        draft.put("devices", replace(device, healthy=device.present and device.id not in faults))
+        if device.healthy != (healthy := device.present and device.id not in faults):
+            draft.put("devices", replace(device, healthy=healthy))
     for atom in list(draft.atoms.values()):
         device = draft.devices[atom.device_id]
         reason = hindrance(facts, draft, atom, device) or (faults[device.id][0] if device.id in faults else None)
-        healthy = device.healthy and reason != GONE
-        draft.put("atoms", replace(atom, healthy=healthy, bookable=reason is None, reason=reason))
+        now = (device.healthy and reason != GONE, reason is None, reason)
+        if now != (atom.healthy, atom.bookable, atom.reason):
+            draft.put("atoms", replace(atom, healthy=now[0], bookable=now[1], reason=reason))
     opened = list(_tell(facts, before, draft))
     for device_id in sorted({*opened, *_fallen(before, draft)}):
         draft.notices.append(Notice(UNHEALTHY, device_id))

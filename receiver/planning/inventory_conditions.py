@@ -150,7 +150,8 @@ def _listed(facts: Facts, draft: Draft) -> Iterator[tuple[Device, pb.Gpu]]:
 def _there(facts: Facts, draft: Draft) -> Mapping[str, object]:
     """GPUs that are in the machine, whoever owns their rows: all that are listed, and devices that are kept as present.
 
-    One without a UUID is the device that is known at its place, if one is."""
+    One without a UUID is the device that is known at its place, if one is.
+    """
     known = {one.attributes.get("pciBusId"): one.id for one in _present(draft)}
     listed = {gpu.uuid or known.get(gpu.bus_id, gpu.bus_id): gpu for gpu in _section(facts, "gpus", pb.GpusSection).gpus}
     return {**listed, **{one.id: one for one in _present(draft)}}

@@ -7,6 +7,7 @@ tells is not an operator's, also when an operator wrote it first: a selector mus
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, cast
 
 from bettercompute.agent.v1 import inventory_pb2 as pb
@@ -31,8 +32,9 @@ _KIND = re.compile(r"[a-z][a-z0-9-]{0,31}")
 
 
 def plan(facts: Facts, draft: Draft) -> None:
-    """The node's labels of source `inventory` are those that its sections make."""
-    wanted = inventory_labels(facts.sections or {})
+    """The node's labels of source `inventory` are those that its sections make. To run behind devices.plan."""
+    planned = {one.id: one.attributes for one in draft.devices.values() if one.present and not one.lost and not one.assigned}
+    wanted = inventory_labels(facts.sections or {}, planned)
     for key, label in list(draft.labels.items()):
         if label.source == "inventory" and key not in wanted:
             del draft.labels[key]
@@ -40,11 +42,15 @@ def plan(facts: Facts, draft: Draft) -> None:
         draft.put("labels", Label(key, value, "inventory"))
 
 
-def inventory_labels(sections: Sections) -> dict[str, str]:
-    """Key to value. A section that never came, or does not tell a thing, makes no label of it."""
+def inventory_labels(sections: Sections, planned: Mapping[str, Payload] = MappingProxyType({})) -> dict[str, str]:
+    """Key to value. A section that never came, or does not tell a thing, makes no label of it.
+
+    `planned`: the attributes that these sections make of GPUs, by UUID, as far as somebody has made them already.
+    """
     told: dict[str, Any] = dict(sections)
     if "gpus" in sections:
-        told["gpus"] = _gpus(cast(pb.GpusSection, sections["gpus"]), cast("pb.MemorySection | None", sections.get("memory")))
+        section, memory = cast(pb.GpusSection, sections["gpus"]), cast("pb.MemorySection | None", sections.get("memory"))
+        told["gpus"] = _Gpus(section, tuple(planned.get(gpu.uuid) or attributes(gpu, section, memory) for gpu in section.gpus))
     made = {key: _text(tells(told[name])) for name, rows in LABELS.items() if name in told for key, tells in rows.items()}
     return {key: text for key, text in made.items() if text and len(text) <= CHARACTERS}
 
@@ -94,10 +100,6 @@ class _Gpus:
 
     section: pb.GpusSection
     attributes: tuple[Payload, ...]
-
-
-def _gpus(section: pb.GpusSection, memory: pb.MemorySection | None) -> _Gpus:
-    return _Gpus(section, tuple(attributes(gpu, section, memory) for gpu in section.gpus))
 
 
 def _count(gpus: _Gpus) -> int:

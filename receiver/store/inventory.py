@@ -117,9 +117,11 @@ def load(tx: Connection, node_id: str, offer: Offer, sent: Collection[str]) -> L
         baselines=baselines,
         missing=missing.as_rows(absent),
     )
-    before = {name: one.hash for name, one in baselines.items()}
-    after = {name: value for name, value in offer.hashes.items() if name not in sent}
-    return Loaded(node_id, current, frozenset(unknown), _decoded(before, known), _decoded(after, known), facts, rows)
+    before = _decoded({name: one.hash for name, one in baselines.items()}, known)
+    same = {name for name, one in baselines.items() if offer.hashes.get(name) == one.hash}
+    after = _decoded({name: value for name, value in offer.hashes.items() if name not in {*sent, *same}}, known)
+    after |= {name: before[name] for name in same - {*sent} if name in before}
+    return Loaded(node_id, current, frozenset(unknown), before, after, facts, rows)
 
 
 def load_applied(tx: Connection, node_id: str) -> tuple[Facts, Draft, str | None]:

@@ -16,20 +16,6 @@ _SET = """INSERT INTO node_missing_sections (node_id, tenant_id, name, error, so
       = (excluded.tenant_id, excluded.error, excluded.source, excluded.last_snapshot_id)"""
 _CLEAR = "DELETE FROM node_missing_sections USING doc WHERE node_id = %(node)s AND d -> 'found' ? name"
 
-# For a statement with `doc(d)` and `ok`; `%(node)s` is the node. `since` stays when only the error or the source changes.
-ARMS = """
-  missing AS (
-    INSERT INTO node_missing_sections (node_id, tenant_id, name, error, source, last_snapshot_id)
-    SELECT %(node)s, n.tenant_id, m.name, m.error, m.source, m.last
-    FROM ok, doc, nodes n, jsonb_to_recordset(d -> 'missing') AS m(name text, error text, source text, last text)
-    WHERE n.id = %(node)s
-    ON CONFLICT (node_id, name) DO UPDATE
-      SET (tenant_id, error, source, last_snapshot_id)
-        = (excluded.tenant_id, excluded.error, excluded.source, excluded.last_snapshot_id)),
-  found AS (
-    DELETE FROM node_missing_sections USING ok, doc
-    WHERE node_id = %(node)s AND d -> 'found' ? name)"""
-
 # The column that a load selects, of the node `n`.
 COLUMN = """(SELECT jsonb_object_agg(m.name, jsonb_build_array(m.error, m.source, m.last_snapshot_id))
    FROM node_missing_sections m WHERE m.node_id = n.id)"""
@@ -50,12 +36,3 @@ def write(statement: Statement, steps: Iterable[object]) -> None:
         statement.add("missing", _SET, values)
     if found:
         statement.add("found", _CLEAR, found)
-
-
-def as_document(steps: Iterable[object]) -> dict[str, Any]:
-    """The steps that concern missing sections, as ARMS read them."""
-    rows = [step.row for step in steps if isinstance(step, SetMissing)]
-    return {
-        "missing": [{"name": row.name, "error": row.error, "source": row.source, "last": row.last_snapshot_id} for row in rows],
-        "found": [step.name for step in steps if isinstance(step, ClearMissing)],
-    }
