@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check format lint types contracts proto lock bench proof-spine proof-watch proof-conclude clean
+.PHONY: demo test check format lint types contracts proto lock bench proof-spine proof-watch proof-conclude proof-lifecycle clean
 
 $(STAMP): requirements.lock pyproject.toml
 	@echo "setting up $(VENV) (once; about a minute)"
@@ -53,6 +53,9 @@ proof-watch: $(STAMP)  ## the same for the watch: storms, kills, latency; it flo
 
 proof-conclude: $(STAMP)  ## the same for what the receiver concludes: a fleet of 100,000 nodes, races
 	@BC_PROOF=1 $(BIN)/pytest --timeout=3000 tests/receiver/read/test_scale.py tests/receiver/test_races.py
+
+proof-lifecycle: $(STAMP)  ## the same for the loops: a fleet of 1,000 nodes that fails, and 50 kills of its receivers
+	@BC_PROOF=1 $(BIN)/pytest --timeout=3000 tests/simulation
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -6,6 +6,7 @@ heard all machines and have nothing more to do. So however slow this machine is,
 
 import asyncio
 import itertools
+import os
 import random
 import signal
 import sys
@@ -45,6 +46,7 @@ CHANNEL_OPTIONS = [
 POOL_ID = "pool_01hf7yat00000000000000000{}"
 _BUSY = """SELECT count(*) FROM pg_stat_activity
   WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid() AND state <> 'idle'"""
+_SERVED = "SELECT EXISTS (SELECT FROM serving WHERE beat_at >= %s)"
 _UNHEARD = "SELECT count(*) FROM nodes WHERE id = ANY(%s) AND (last_seen IS NULL OR last_seen < %s)"
 
 
@@ -80,9 +82,17 @@ class Receivers:
             async with grpc.aio.insecure_channel(self.session(number), options=CHANNEL_OPTIONS) as channel:
                 await asyncio.wait_for(channel.channel_ready(), PATIENCE)
 
-    async def kill(self, number: int, sign: signal.Signals = signal.SIGKILL) -> None:
+    async def kill(self, number: int) -> None:
         """Ends one, in the middle of what it does."""
-        await asyncio.to_thread(self.processes[number].kill if sign == signal.SIGKILL else self.processes[number].stop)
+        await asyncio.to_thread(self.processes[number].kill)
+
+    async def suspend(self, number: int, seconds: float) -> None:
+        """One does not run for so long, and then goes on as if nothing had been."""
+        os.kill(self.processes[number].pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            os.kill(self.processes[number].pid, signal.SIGCONT)
 
     async def start(self, number: int) -> None:
         """Starts one again."""
@@ -200,6 +210,12 @@ class Fleet:
         await self.wait_for("all machines to be heard", lambda: self.one(_UNHEARD, up, at) == 0)
         self.connection.execute("NOTIFY bc_remediation")  # time itself wakes nobody
         await self.rest()
+
+    async def steps(self, count: int, seconds: float) -> None:
+        """Steps after each of which some receiver has said that it still serves."""
+        for _ in range(count):
+            await self.step(seconds)
+            await self.wait_for("a receiver to serve", lambda: self.one(_SERVED, self.now))
 
     async def rest(self) -> None:
         """Back when the receivers have nothing to do."""

@@ -12,9 +12,9 @@ from tests.simulation.log import ENDED, Entry, Row, World
 WINDOW = 600.0  # seconds of the breaker
 RACE = 0.01  # of the fleet's seconds, ten of a real clock: a start did not see what was written in the same moment
 NEXT: Mapping[str | None, tuple[str, ...]] = {
-    None: ("queued", "waiting", "running", "verifying"),  # what is queued may go on in the same transaction
-    "queued": ("waiting", "running", "verifying", "cancelled"),
-    "waiting": ("queued", "running", "verifying", "cancelled"),
+    None: ("queued",),
+    "queued": ("waiting", "verifying", "cancelled"),
+    "waiting": ("running", "verifying", "cancelled"),
     "running": ("verifying", "failed", "cancelled", "succeeded"),
     "verifying": ("succeeded", "failed", "cancelled"),
     **dict.fromkeys(ENDED, ()),
@@ -94,20 +94,22 @@ def _bookings_on(world: World, node: str, run: Row) -> Iterator[str]:
 
 
 def where_it_may(world: World, entry: Entry) -> Iterator[str]:
-    """Repairs start on nodes of the platform that nobody has in maintenance, in pools that enforce and are not paused."""
+    """Repairs start on nodes of the platform that nobody has in maintenance, in pools that enforce and are not paused. (A person
+    may have a node diagnosed in maintenance, and repaired by force.)"""
     run = _start(world, entry)
     if run is None:
         return
     node, pool = world.nodes[entry.node], world.pool_of(entry.node)
     if node["trust"] != "platform":
         yield f"the node is {node['trust']}"
-    if node["status"] not in ("adopted", "adopting"):
+    person = run.get("force") or run.get("kind") not in REPAIRS
+    if node["status"] not in ("adopted", "adopting") and not (person and node["status"] == "maintenance"):
         yield f"the node is in {node['status']}"
     if run.get("observed"):
         yield "the run only observes"
-    if run.get("by"):  # a person's order: the pool's mode and breaker are about what nobody ordered
+    if run.get("force"):
         return
-    if pool and world.pools[pool]["mode"] != "enforce":
+    if pool and not run.get("by") and world.pools[pool]["mode"] != "enforce":
         yield f"pool {pool} is in mode {world.pools[pool]['mode']}"
     for kind in ("remediation", "maintenance"):
         if (pool, kind) in world.stops:
@@ -117,7 +119,7 @@ def where_it_may(world: World, entry: Entry) -> Iterator[str]:
 def breaker_holds(world: World, entry: Entry) -> Iterator[str]:
     """No repair starts while too many nodes of the pool have turned unhealthy in the last ten minutes."""
     run, pool = _start(world, entry), entry.value["pool_id"]
-    if run is None or pool is None or run.get("by"):
+    if run is None or pool is None or run.get("force"):
         return
     turned = {node for at, node in world.turns[pool] if entry.at - WINDOW < at <= entry.at - RACE}
     least, nodes = world.pools[pool]["policy"].get("breaker", {}).get("minNodes", 2), world.in_service(pool)
@@ -139,11 +141,17 @@ def nothing_slips_in(world: World, entry: Entry) -> Iterator[str]:
 
 
 def run_goes_on(world: World, entry: Entry) -> Iterator[str]:
-    """A run goes from state to state as it may, and what has ended stays so."""
-    known = world.runs.get(entry.key)
-    before, now = known[1]["state"] if known else None, entry.value["state"]
+    """The history of a run leads from state to state as it may."""
+    before, now = world.states.get(entry.key), entry.value["state"]
     if before != now and now not in NEXT[before]:
         yield f"run {entry.key} goes from {before} to {now}"
+
+
+def run_stays_ended(world: World, entry: Entry) -> Iterator[str]:
+    """What has ended stays as it is, and what only observes does nothing."""
+    known = world.runs.get(entry.key)
+    if known and known[1]["state"] in ENDED:
+        yield f"run {entry.key} was {known[1]['state']} and is {entry.value['state']}"
     if entry.value["observed"] and entry.value["command_id"]:
         yield f"run {entry.key} only observes, and has command {entry.value['command_id']}"
 
@@ -221,8 +229,9 @@ def _proven(world: World, due: Pending) -> Iterator[Violation]:
     run, node = due.entry.value, world.nodes[due.entry.node]
     if run["kind"] == "node.reboot" and node["boot_id"] == run["boot_id"]:
         yield Violation("success_is_proven", due.entry, f"{due.entry.key} has succeeded in boot {run['boot_id']} itself")
+    named = {one["deviceId"] for one in run["causes"]}
     for fault in sorted(world.faults[due.entry.node]):
-        if fault[0] in run["devices"]:
+        if fault[0] in named or (run["kind"] == "node.reboot" and fault[0] in run["devices"]):
             yield Violation("success_is_proven", due.entry, f"{due.entry.key} has succeeded, and {' '.join(fault)} is open")
 
 
@@ -268,7 +277,8 @@ NONE = Entry(0, 0, 0.0, "events", "", "", {})
 RULES: Mapping[str, tuple[Rule, ...]] = {
     "disruptions": (within_budget, nobody_is_hit, where_it_may, breaker_holds),
     "bookings": (nothing_slips_in,),
-    "remediation_runs": (run_goes_on, one_at_a_time),
+    "remediation_runs": (run_stays_ended, one_at_a_time),
+    "remediation_steps": (run_goes_on,),
     "commands": (sent_where_it_may, command_ends_once),
     "effects": (effect_is_due, one_reboot_a_fault),
     "events": (told_when_paused,),

@@ -34,6 +34,7 @@ class World:
     bookings: dict[str, dict[str, Row]] = field(default_factory=lambda: defaultdict(dict))  # live ones by node and id
     disruptions: dict[str, tuple[str, Row]] = field(default_factory=dict)  # open ones: node and row
     runs: dict[str, tuple[str, Row]] = field(default_factory=dict)  # node and row
+    states: dict[str, str] = field(default_factory=dict)  # of runs, as their history tells
     commands: dict[str, tuple[str, Row]] = field(default_factory=dict)
     effects: Counter[str] = field(default_factory=Counter)  # by command
     faults: dict[str, set[FaultKey]] = field(default_factory=lambda: defaultdict(set))  # open ones by node
@@ -124,6 +125,10 @@ def _run(world: World, entry: Entry) -> None:
     world.runs[entry.key] = entry.node, entry.value
 
 
+def _step(world: World, entry: Entry) -> None:
+    world.states[entry.key] = entry.value["state"]
+
+
 def _command(world: World, entry: Entry) -> None:
     world.commands[entry.key] = entry.node, entry.value
 
@@ -159,6 +164,7 @@ CHANGES: Mapping[str, Callable[[World, Entry], None]] = {
     "bookings": _booking,
     "disruptions": _disruption,
     "remediation_runs": _run,
+    "remediation_steps": _step,
     "commands": _command,
     "acceptance_attempts": _nothing,
     "effects": _effect,

@@ -52,6 +52,7 @@ class Story:
         born = {"kind": "node.reboot", "devices": [GPU], "causes": [CAUSE], "by": "", "force": False, "observed": False}
         more = {} if ("remediation_runs", run) in self.rows else {**born, "boot_id": "boot-1", "command_id": None}
         self.tell("remediation_runs", run, node, seconds, **{**more, "state": state, **value})
+        self.tell("remediation_steps", run, node, 0.0, state=state)
         if state in invariants._TOLD and not value.get("observed"):
             self.event(f"node.remediation.{invariants._TOLD[state]}", node, runId=run)
 
@@ -60,8 +61,9 @@ class Story:
         self.tell("events", kind, node, 0.0, pool_id=POOL, payload=payload)
 
     def start(self, run: str = "run_1", node: str = NODE, **value: Any) -> None:
-        """A run starts: its command is there, and the node drains."""
+        """A run that waits starts: its command is there, and the node drains."""
         command = f"cmd_{run}"
+        self.tell("remediation_steps", run, node, state="waiting")
         self.run("running", run, node, command_id=command, **value)
         self.node(node, 0.0, draining=True)
         self.tell("disruptions", f"dis_{run}", node, 0.0, pool_id=POOL, kind="remediation", owner=run, ended_at=None)
@@ -265,6 +267,12 @@ def back_from_the_end() -> Story:
     return story
 
 
+def skips_a_state() -> Story:
+    story = fleet()
+    story.run("succeeded", causes=[])
+    return story
+
+
 def acts_while_it_observes() -> Story:
     story = fleet()
     story.run("waiting", observed=True, command_id="cmd_1")
@@ -353,7 +361,9 @@ PLANTED: list[tuple[Callable[[], Story], str]] = [
     (two_reboots_at_once, "one_at_a_time"),
     (two_resets_of_one_gpu, "one_at_a_time"),
     (back_from_the_end, "run_goes_on"),
-    (acts_while_it_observes, "run_goes_on"),
+    (back_from_the_end, "run_stays_ended"),
+    (skips_a_state, "run_goes_on"),
+    (acts_while_it_observes, "run_stays_ended"),
     (sent_to_a_tenant, "sent_where_it_may"),
     (another_result, "command_ends_once"),
     (second_command, "command_ends_once"),

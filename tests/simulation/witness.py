@@ -20,6 +20,7 @@ WATCHED: Mapping[str, tuple[str, str]] = {
     "bookings": ("booking_id", "device_id,atom_id,ended_at"),
     "disruptions": ("id", "pool_id,kind,owner,ended_at"),
     "remediation_runs": ("id", "kind,pool_id,devices,causes,by,force,observed,state,escalated,reason,boot_id,command_id"),
+    "remediation_steps": ("run_id", "state,reason"),
     "commands": ("id", "kind,idempotency_key,state,reason"),
     "acceptance_attempts": ("node_id", "attempt,state,reason"),
     "effects": ("command_id", "kind,boot_id"),
