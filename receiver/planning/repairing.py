@@ -50,12 +50,14 @@ class Seen:
 
 
 def step(facts: Facts, draft: Draft, seen: Seen) -> None:
-    """Takes the open runs on: those under way first, then those that wait, reboots before resets."""
-    for run in sorted(draft.runs.values(), key=lambda run: (run.state in _NOT_BEGUN, run.kind != REBOOT, run.id)):
-        while not (now := draft.runs[run.id]).ended:
-            STATES[now.state](facts, draft, now, seen)
-            if draft.runs[run.id].state == now.state:
-                break
+    """Takes the open runs on: those under way first, then those that wait, reboots before resets; as far as they go, for what
+    one comes to is what another waits for."""
+    before: dict[str, Run] = {}
+    while before != draft.runs:
+        before = dict(draft.runs)
+        for run in sorted(before.values(), key=lambda run: (run.state in _NOT_BEGUN, run.kind != REBOOT, run.id)):
+            if not (now := draft.runs[run.id]).ended:
+                STATES[now.state](facts, draft, now, seen)
 
 
 _NOT_BEGUN = ("queued", "waiting")

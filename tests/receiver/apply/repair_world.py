@@ -144,6 +144,11 @@ class World:
 @pytest.fixture
 def world(tx: Connection) -> World:
     """In service."""
+    return in_service(tx)
+
+
+def in_service(tx: Connection) -> World:
+    """A node that is in service, in a pool of its own."""
     made = World(tx)
     made.later()
     tx.execute("INSERT INTO pools (id, tenant_id, name) VALUES (%s, 'default', 'a')", [POOL])
