@@ -59,7 +59,11 @@ _STOPS = (
 )
 _BEGIN = "INSERT INTO pool_stops (tenant_id, pool_id, kind, detail) VALUES (%s, %s, %s, %s)"
 _END = "UPDATE pool_stops SET ended_at = bc_clock() WHERE seq = ANY(%s)"
-_PUBLISH = "INSERT INTO events (id, tenant_id, pool_id, type, payload) VALUES (%s, %s, nullif(%s, ''), %s, %s)"
+# Nobody is called for a pool that a person has (planning/modes.py).
+_PUBLISH = """INSERT INTO events (id, tenant_id, pool_id, type, payload)
+SELECT %(id)s, %(tenant)s, nullif(%(pool)s, ''), %(type)s, %(payload)s || CASE WHEN EXISTS (
+  SELECT FROM pool_stops WHERE pool_id = %(pool)s AND kind = 'maintenance' AND ended_at IS NULL)
+  THEN '{"maintenance": true}'::jsonb ELSE '{}' END"""
 _CONFIRM = """UPDATE pool_stops SET confirmed_by = %s
 WHERE tenant_id = %s AND pool_id = %s AND kind = %s AND ended_at IS NULL AND confirmed_by IS NULL"""
 
@@ -182,7 +186,8 @@ def _guarded(tx: Connection, newly: Mapping[Key, int], mint: ids.Mint) -> Guarde
     for ((tenant_id, pool_id), name), count in guarded.begin:
         tx.execute(_BEGIN, [tenant_id, pool_id, name, jsonb({"nodes": count})])
         told = event("fleet.hygiene.suspended", {"condition": name, "poolId": pool_id or None, "nodes": count})
-        tx.execute(_PUBLISH, [mint("evt"), tenant_id, pool_id, told.type, jsonb(dict(told.payload))])
+        arguments = {"id": mint("evt"), "tenant": tenant_id, "pool": pool_id, "type": told.type}
+        tx.execute(_PUBLISH, {**arguments, "payload": jsonb(dict(told.payload))})
         LOG.warning("a sweep would hit too many nodes", extra={"pool": pool_id, "condition": name, "nodes": count})
     if guarded.end:
         tx.execute(_END, [list(guarded.end)])

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from sqlalchemy import Engine
 
-from receiver.apply import hygiene
+from receiver.apply import hygiene, pool_stops
 from receiver.apply.hygiene import Swept, confirm, run_hygiene, sweep
 from receiver.apply.trust import set_trust
 from receiver.errors import Invalid, Refused
@@ -273,6 +273,13 @@ def test_a_mass_is_suspended_and_told_once_and_goes_on_when_it_is_fewer(tx: db.C
     silence(tx, made[0], minutes=0)
     assert run_hygiene(engine).raised == {"NotReporting": 4}
     assert tx.execute("SELECT count(*) FROM pool_stops WHERE ended_at IS NULL").fetchone() == (0,)
+
+
+def test_a_mass_in_a_pool_that_a_person_has_is_marked_as_nobodys_alert(tx: db.Connection, engine: Engine) -> None:
+    silence(tx, *nodes(tx, 10, "pool_1"))
+    pool_stops.begin_maintenance(tx, "pool_1", by="ada", reason="firmware")
+    run_hygiene(engine)
+    assert [one.get("maintenance") for one in told(tx, "fleet.hygiene.suspended")] == [True]
 
 
 def test_a_mass_that_is_confirmed_is_raised(tx: db.Connection, engine: Engine) -> None:
