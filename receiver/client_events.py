@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from receiver.client_lifecycle import causes
 from receiver.client_words import change, plain
 
 Object = Mapping[str, Any]
@@ -93,6 +94,26 @@ def _hardware(told: Object) -> str:
     return _because(" -> ".join(keys), plain(told.get("identifiers") or {}))
 
 
+def _escalated(told: Object) -> str:
+    """
+    >>> _escalated({"runs": ["run_2", "run_1"], "reason": "Timeout", "evidence": {"causes": [{"code": "Xid79"}], "gpus": {}}})
+    'run_2 after 1 before: Timeout; Xid79'
+    """
+    runs, evidence = told.get("runs") or [], told.get("evidence")
+    before = f" after {len(runs) - 1} before" if len(runs) > 1 else ""
+    what = causes(evidence) if isinstance(evidence, Mapping) else None
+    said = "; ".join(str(one) for one in (told.get("reason"), what) if one)
+    return _because(f"{runs[0] if runs else 'no run'}{before}", said)
+
+
+def _run(told: Object) -> str:
+    """
+    >>> _run({"runId": "run_1", "kind": "node.reboot", "reason": "Xid79"})
+    'node.reboot run_1: Xid79'
+    """
+    return _because(f"{told.get('kind')} {told.get('runId')}", told.get("reason"))
+
+
 def _write(told: Object) -> str:
     """
     >>> _write({"method": "nodes.move", "by": "alice", "reason": "rack 12", "request": {"nodeId": "node_1", "poolId": "pool_1"},
@@ -119,5 +140,7 @@ WORDS: Mapping[str, Callable[[Object], str]] = {
     "node.gpu.cleared": _gpu,
     "node.hardware.changed": _hardware,
     "node.xid": _xid,
+    **{f"node.remediation.{word}": _run for word in ("queued", "started", "succeeded", "failed")},
+    "node.remediation.escalated": _escalated,
     "api.write": _write,
 }

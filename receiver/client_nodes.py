@@ -145,7 +145,11 @@ def life(row: Object) -> Object:
 
 def pool(row: Object) -> Object:
     """One line a pool."""
-    return {key: row.get(key) for key in ("id", "name", "kind", "gpuModel", "sharing", "mode", "nodes", "policy", "tenantId")}
+    return {
+        **{key: row.get(key) for key in ("id", "name", "kind", "gpuModel", "sharing", "mode", "nodes")},
+        "stopped": [one.get("kind") for one in row.get("stops") or []],
+        **{key: row.get(key) for key in ("policy", "tenantId")},
+    }
 
 
 def why_device(row: Object) -> Object:

@@ -2,12 +2,14 @@
 
 VIEWS has a row a list, by its path in the answer (`METHOD:PATH` where it is that method's): a function from an object to the
 columns shown. ANSWERS has one for a whole answer, TEXTS for what is said above it. What is in none is shown with all that it
-has; the whole of each is under `--format json`. Nodes, GPUs and pools: client_nodes.py.
+has; the whole of each is under `--format json`. Nodes, GPUs and pools: client_nodes.py; repairs, commands, acceptance:
+client_lifecycle.py.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from receiver import client_lifecycle as lifecycle
 from receiver import client_nodes as nodes
 from receiver import client_why
 from receiver.client_events import event
@@ -16,7 +18,7 @@ from receiver.client_words import change, counted
 Object = Mapping[str, Any]
 DIGITS = 8  # of a hash: enough to tell two apart
 WRAPPED = frozenset(
-    ("what", "changed", "error", "message", "mig", "detail", "policy", "noSchedule", "images", "against")
+    ("what", "changed", "error", "message", "mig", "detail", "policy", "noSchedule", "images", "against", "found")
 )  # texts that may take more lines than one on a terminal
 
 
@@ -86,6 +88,9 @@ VIEWS: Mapping[str, Callable[[Object], Object]] = {
     "faults": nodes.fault,
     "history": nodes.life,
     "pools": nodes.pool,
+    "stops": lifecycle.stop,
+    "runs": lifecycle.run,
+    "commands": lifecycle.command,
     "nodes.why:devices": nodes.why_device,
     "atoms.list:atoms": nodes.bookable,
     "images.list:nodes": nodes.images,
@@ -109,6 +114,9 @@ ANSWERS: Mapping[str, Callable[[Object], Object]] = {
     "nodes.get": nodes.page,
     "nodes.why": lambda value: {"devices": value.get("devices") or []},
     "devices.get": nodes.device_page,
+    "acceptance.get": lifecycle.attempt,
+    **dict.fromkeys(("commands.get", "commands.cancel", "inventory.refresh"), lifecycle.command_page),
+    **dict.fromkeys(("remediation.get", "remediation.cancel", "nodes.reboot", "nodes.diag", "devices.reset"), lifecycle.run_page),
     "nodes.label": lambda value: {**nodes.after(value), "labels": value.get("labels")},
     **{
         f"nodes.{verb}": nodes.after

@@ -8,7 +8,7 @@ from sqlalchemy.engine import Connection
 
 from receiver.errors import NotFound
 from receiver.read import queries, queries_lifecycle
-from receiver.read.answers.common import optional, required, stamp, struct
+from receiver.read.answers.common import optional, required, stamp, struct, without_names
 from receiver.read.tokens import Scope
 
 
@@ -23,7 +23,8 @@ def get(db: Connection, scope: Scope, request: acceptance_pb2.AcceptanceServiceG
             raise NotFound(f"node {node.id} has no attempt {number}; its last is {node.attempt}")
         return acceptance_pb2.Attempt(**of_node, state="waiting", tenant_id=node.tenant_id)
     ids = [one["commandId"] for one in row.checks if one.get("commandId")]
-    results = queries_lifecycle.results_of(db, scope, ids)
+    found = queries_lifecycle.results_of(db, scope, ids)
+    results = {key: without_names(scope, one) for key, one in found.items()}
     return acceptance_pb2.Attempt(
         **of_node,
         state=row.state,

@@ -8,7 +8,7 @@ from sqlalchemy import Row
 from sqlalchemy.engine import Connection
 
 from receiver.read import queries, queries_lifecycle
-from receiver.read.answers.common import PAGE, one_of, optional, required, stamp, struct
+from receiver.read.answers.common import PAGE, one_of, optional, required, stamp, struct, without_names
 from receiver.read.tokens import Scope
 from receiver.values import COMMAND_STATES
 
@@ -21,7 +21,7 @@ def listed(db: Connection, scope: Scope, request: commands_pb2.CommandsServiceLi
     if wanted["node_id"] is not None:
         queries.node(db, scope, wanted["node_id"])  # raises NotFound
     rows, following = queries_lifecycle.command_page(db, scope, wanted, request.cursor, limit)
-    return commands_pb2.CommandsServiceListResponse(commands=[_command(row) for row in rows], next_cursor=following)
+    return commands_pb2.CommandsServiceListResponse(commands=[_command(scope, row) for row in rows], next_cursor=following)
 
 
 def get(db: Connection, scope: Scope, request: commands_pb2.CommandsServiceGetRequest) -> Message:
@@ -31,10 +31,10 @@ def get(db: Connection, scope: Scope, request: commands_pb2.CommandsServiceGetRe
 
 def message(db: Connection, scope: Scope, command_id: str) -> commands_pb2.Command:
     """A command by its id. Raises NotFound."""
-    return _command(queries_lifecycle.command(db, scope, command_id))
+    return _command(scope, queries_lifecycle.command(db, scope, command_id))
 
 
-def _command(row: Row[Any]) -> commands_pb2.Command:
+def _command(scope: Scope, row: Row[Any]) -> commands_pb2.Command:
     return commands_pb2.Command(
         id=row.id,
         node_id=row.node_id,
@@ -43,7 +43,7 @@ def _command(row: Row[Any]) -> commands_pb2.Command:
         state=row.state,
         reason=row.reason or None,
         payload=struct(row.payload),
-        result=None if row.result is None else struct(row.result),
+        result=None if row.result is None else struct(without_names(scope, row.result)),
         by=row.created_by or None,
         idempotency_key=row.idempotency_key,
         not_after=stamp(row.not_after),

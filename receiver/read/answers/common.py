@@ -83,6 +83,19 @@ def xid_message(scope: Scope, message: str) -> str:
     return number[0].strip() if number else ""
 
 
+def without_names(scope: Scope, value: Json) -> Json:
+    """JSON as who is not of the platform sees it: XIDs' messages cut; who uses a GPU left out, with the words that name them."""
+    if scope.platform:
+        return value
+    if isinstance(value, list):
+        return [without_names(scope, one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    hidden = ("users", "message") if "users" in value else ()
+    shown = {key: without_names(scope, one) for key, one in value.items() if key not in hidden}
+    return xid_detail(scope, shown) if "xid" in shown or shown.get("source") == "xid" else shown
+
+
 def xid_detail(scope: Scope, detail: Mapping[str, Json]) -> Payload:
     """The same for an object that has a `message`."""
     return {**detail, "message": xid_message(scope, str(detail["message"]))} if "message" in detail else detail

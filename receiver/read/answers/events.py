@@ -8,7 +8,7 @@ from sqlalchemy import Row
 from sqlalchemy.engine import Connection
 
 from receiver.read import queries
-from receiver.read.answers.common import PAGE, optional, stamp, struct, xid_detail
+from receiver.read.answers.common import PAGE, optional, stamp, struct, without_names
 from receiver.read.tokens import Scope
 
 
@@ -37,5 +37,5 @@ def event(scope: Scope, row: Row[Any]) -> events_pb2.Event:
         pool_id=row.pool_id,
         node_id=row.node_id,
         type=row.type,
-        payload=struct(xid_detail(scope, row.payload) if row.type == "node.xid" else row.payload),
+        payload=struct(without_names(scope, row.payload)),
     )

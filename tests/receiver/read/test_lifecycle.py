@@ -210,3 +210,33 @@ async def test_what_is_another_tenants_is_not_told(served: Live) -> None:
             ("acceptance.get", {"nodeId": node}),
         ):
             assert (await refused(served.api(name, **keys)))[0] == grpc.StatusCode.NOT_FOUND
+
+
+BUSY = {"message": "in use by process secret", "users": [{"what": "process", "name": "secret"}]}
+FAULT = {"code": "Xid79", "source": "xid", "message": "79, pid=7, name=secret, GPU has fallen off the bus."}
+
+
+@live
+async def test_who_is_not_of_the_platform_sees_no_names_of_processes(served: Live) -> None:
+    daemon = await served.in_service(host(1))
+    node = daemon.node_id
+    one = queued(served, node, "gpu.reset", "k")
+    ended(served, node, one, "refused", "gpu-busy", BUSY)
+    evidence = {"faults": [FAULT], "diagnosis": {"commandId": one, "result": BUSY}}
+    into = """INSERT INTO events (id, tenant_id, node_id, type, payload)
+      VALUES (%s, 'default', %s, 'node.remediation.escalated', %s)"""
+    write(served, into, mint("evt"), node, {"runs": [], "reason": "Timeout", "evidence": evidence})
+
+    async def told() -> list[Any]:
+        escalated = (await served.api("events.list", type="node.remediation.escalated"))["events"]
+        return [await served.api("commands.get", commandId=one), (await served.api("commands.list"))["commands"], escalated]
+
+    assert all("secret" in str(answer) for answer in await told())
+    with patch("receiver.read.tokens.caller", lambda: Scope("default")):
+        command, commands, (escalated,) = await told()
+        assert "secret" not in str([command, commands, escalated])
+        assert (command["reason"], command["result"]) == ("gpu-busy", {})
+        assert escalated["payload"]["evidence"] == {
+            "faults": [{**FAULT, "message": "79"}],
+            "diagnosis": {"commandId": one, "result": {}},
+        }
