@@ -24,13 +24,22 @@ DOUBLE_BIT = "pid=21044, name=python3, An uncorrectable double bit error (DBE) h
 
 @dataclass
 class Story:
-    """A fleet under way. `say` tells what happens, `show` shows a method's answer; a test leaves both silent."""
+    """A fleet under way. `say` tells what happens, `drawn` calls a method and shows its answer; a test leaves both out."""
 
     run: Fleet
     say: Callable[[str], None] = lambda text: None
-    show: Callable[..., None] = lambda method, **arguments: None
+    drawn: Callable[..., None] | None = None
     hosts: dict[str, Path] = field(default_factory=dict)
     nodes: dict[str, str] = field(default_factory=dict)
+
+    def show(self, method: str, **arguments: object) -> None:
+        """Shows an answer to whoever watches."""
+        if self.drawn is not None:
+            self.drawn(method, **arguments)
+
+    def order(self, method: str, **arguments: object) -> None:
+        """Has something done, and shows the answer to whoever watches."""
+        (self.drawn or self.run.api)(method, **arguments)
 
     # ---- the fleet
 
@@ -129,7 +138,7 @@ class Story:
         self.say("XID 48 is cleared; reports repeat it, and it stays clear; one more XID 48 opens it again")
         with self.database() as tx:
             placement.end(tx, "demo-booking")
-        self.show("devices.clear", deviceId=gpu, reason="burn-in passed")
+        self.order("devices.clear", deviceId=gpu, reason="burn-in passed")
         self.until("8 bookable GPUs", lambda: len(self.bookable("h100-a")) == 8)
         for number in range(10):
             self.run.bcd("h100-a", "refresh")

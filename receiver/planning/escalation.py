@@ -11,6 +11,7 @@ from receiver.values import Payload
 
 BY = "remediation"  # whose the node's maintenance is
 LIMITS = ((3, timedelta(hours=24)), (5, timedelta(days=7)))  # so many runs on a node in so long; one more is a person's
+NOT_TAKEN = ("refused: NotAllowed", "failed: UnsupportedCommand")  # as a run says that its node does not take the command
 RELAPSE = timedelta(hours=1)  # a fault that is back so soon was not cleared
 
 
@@ -46,9 +47,13 @@ def too_many(run: Run, past: Iterable[Past], queued: datetime, now: datetime) ->
 
 def escalate(facts: Facts, draft: Draft, run: Run) -> None:
     """A run that has ended is a person's: so is the node from now on, but for a reset where the pool's policy says `device`: the
-    GPU's faults stay open, and it is not tried again. (Its event is told where the evidence is at hand: apply/repairs.py.)"""
+    GPU's faults stay open, and it is not tried again. (Its event is told where the evidence is at hand: apply/repairs.py.)
+
+    The same for a reset that the node does not take by its own settings: nothing was tried, so nothing speaks against the others.
+    """
     draft.put("runs", replace(run, escalated=True))
-    if run.kind == RESET and facts.pool is not None and facts.pool.policy.escalate_to == "device":
+    to_device = facts.pool is not None and facts.pool.policy.escalate_to == "device"
+    if run.kind == RESET and (to_device or run.reason in NOT_TAKEN):
         return
     why = f"{run.kind} {run.id} {run.state}: {run.reason}"
     for other in list(draft.runs.values()):

@@ -83,8 +83,11 @@ def is_open(draft: Draft, key: HealthKey) -> bool:
 
 
 def queue(facts: Facts, before: Draft, draft: Draft) -> None:
-    """Queues a repair for what is open and has not had one, or has it join one that is not through yet."""
-    if modes.barred(facts, draft):
+    """Queues a repair for what is open and has not had one, or has it join one that is not through yet.
+
+    A node in no pool is under no policy: nothing is repaired there by itself.
+    """
+    if facts.pool is None or modes.barred(facts, draft):
         return
     for need in needs(facts, draft):
         _serve(facts, draft, need)
