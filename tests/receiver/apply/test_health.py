@@ -235,11 +235,14 @@ def test_a_tenants_machine_is_not_cleared(tx: Connection, node: int) -> None:
         clear_device_health(tx, GPU, "looked at")
 
 
-def test_after_a_verified_reset_the_first_xid_opens_what_was_cleared(tx: Connection, node: int) -> None:
+@pytest.mark.parametrize("payload", [{"group": [GPU, "GPU-nobodys"]}, {"group": []}, None])
+def test_after_a_verified_reset_the_first_xid_opens_what_was_cleared(
+    tx: Connection, node: int, payload: dict[str, Any] | None
+) -> None:
     report(tx, node, replace(ECC, count=3))
     clear_device_health(tx, GPU, "reset")
     command = queue(tx, NODE, "gpu.reset", {"deviceId": GPU}, "k")
-    record_result(tx, NODE, CommandResult(command, "succeeded", payload={"group": [GPU, "GPU-nobodys"]}))
+    record_result(tx, NODE, CommandResult(command, "succeeded", payload=payload))
     report(tx, node)
     assert opened(tx) == []
     report(tx, node, ECC)
@@ -248,10 +251,10 @@ def test_after_a_verified_reset_the_first_xid_opens_what_was_cleared(tx: Connect
 
 @pytest.mark.parametrize(
     ("kind", "status", "payload"),
-    [("gpu.reset", "failed", {"group": [GPU]}), ("diag.nvml", "succeeded", {"group": [GPU]}), ("gpu.reset", "succeeded", None)],
+    [("gpu.reset", "failed", {"group": [GPU]}), ("diag.nvml", "succeeded", {"group": [GPU]})],
 )
 def test_only_a_reset_that_succeeded_starts_the_counts_again(
-    tx: Connection, node: int, kind: str, status: str, payload: dict[str, Any] | None
+    tx: Connection, node: int, kind: str, status: str, payload: dict[str, Any]
 ) -> None:
     report(tx, node, replace(ECC, count=3))
     clear_device_health(tx, GPU, "reset")
