@@ -1,8 +1,8 @@
 """`make demo`: the main job, end to end, on this machine.
 
 An embedded Postgres and a receiver start; bcd reports for this host and for recorded ones, and the receiver tells what it knows:
-an inventory, its history, what differs after a GPU and a disk went; then the story of what it concludes (tests/story.py). Nothing
-is left behind.
+an inventory, its history, what differs after a GPU and a disk went; then the story of what it concludes (tests/story.py), and of
+a node that proves itself (tests/story_acceptance.py). Nothing is left behind.
 """
 
 import subprocess
@@ -14,6 +14,7 @@ from pathlib import Path
 from tests.end_to_end.processes import Fleet, fleet
 from tests.hosts_catalog import copy, drop_gpu, swap_disk
 from tests.story import Story, older_table
+from tests.story_acceptance import a_node_proves_itself
 
 STARTED = time.monotonic()
 
@@ -65,7 +66,9 @@ def main() -> None:
         say("starting Postgres and the receiver")
         with fleet(base, "--models", str(models)) as run:
             inventory(run)
-            Story(run, say, lambda method, **arguments: show(run, method, **arguments)).tell(models)
+            story = Story(run, say, lambda method, **arguments: show(run, method, **arguments))
+            story.tell(models)
+            a_node_proves_itself(story)
             say("stopping")
     say("done; nothing is left behind")
 

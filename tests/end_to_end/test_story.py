@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tests.end_to_end.processes import fleet
 from tests.story import Story, older_table
+from tests.story_acceptance import a_node_proves_itself
 
 
 def test_the_story_of_what_a_fleet_s_reports_conclude() -> None:
@@ -12,3 +13,8 @@ def test_the_story_of_what_a_fleet_s_reports_conclude() -> None:
         models = older_table(Path(directory) / "models.json")
         with fleet(Path(directory), "--models", str(models)) as run:
             Story(run).tell(models)
+
+
+def test_the_story_of_a_node_that_proves_itself() -> None:
+    with tempfile.TemporaryDirectory(prefix="bc-") as directory, fleet(Path(directory)) as run:
+        a_node_proves_itself(Story(run))
