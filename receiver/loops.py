@@ -2,10 +2,10 @@
 
 from functools import partial
 
-from receiver.apply import acceptance, hygiene, repairs
+from receiver.apply import acceptance, command, hygiene, repairs
 from receiver.config import Config
 from receiver.planning.hygiene import Options
-from receiver.singletons import Singleton
+from receiver.singletons import Singleton, while_true
 from receiver.store.view import REMEDIATION
 
 
@@ -24,4 +24,5 @@ def kinds(config: Config) -> tuple[Singleton, ...]:
         Singleton("hygiene", config.hygiene_every, partial(hygiene.sweep, options=options)),
         Singleton("acceptance", acceptance.EVERY, acceptance.sweep, acceptance.CHANNEL),
         Singleton("remediation", repairs.EVERY, repairs.work, REMEDIATION, repairs.work_soon),
+        Singleton("commands", command.FORGET_EVERY, while_true(command.forget)),
     )

@@ -22,6 +22,7 @@ WAITING = {"acceptance:": "bc_acceptance", "remediation:": "bc_remediation"}  # 
 REFRESH, REFRESH_WITHIN = "inventory.refresh", timedelta(minutes=10)
 KEPT = timedelta(days=30)  # after its end: longer than any node keeps its record, and any attempt or repair lasts
 _PRUNED = 1000  # rows a round
+FORGET_EVERY = 3600.0  # seconds
 
 _QUEUE = f"""
 WITH queued AS (

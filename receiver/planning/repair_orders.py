@@ -54,14 +54,23 @@ def reset(device_id: str, by: str, reason: str, force: bool = False) -> Rule:
 
 
 def diagnose(kind: RunKind, payload: Payload, by: str, reason: str, force: bool = False) -> Rule:
-    """The node is to be diagnosed, by a command of this kind and payload. It may be in maintenance."""
+    """The node is to be diagnosed, by a command of this kind and payload. It may be in maintenance. `diag.nvml` is told how many
+    GPUs there are to be: what the pool says, else those that are present.
+    """
 
     def rule(facts: Facts, draft: Draft) -> None:
         _check(facts, draft, kind, reason, force)
         devices = sorted(device.id for device in draft.devices.values() if device.present)
-        _order(facts, draft, Order(kind, devices, (), payload, by, force, False, reason, facts.boot_id))
+        told = {**_expected(facts, len(devices)), **payload} if kind == "diag.nvml" else payload
+        _order(facts, draft, Order(kind, devices, (), told, by, force, False, reason, facts.boot_id))
 
     return rule
+
+
+def _expected(facts: Facts, present: int) -> Payload:
+    said = facts.pool.policy.expect_gpu_count if facts.pool is not None else None
+    count = present if said is None else said
+    return {"expect": {"gpuCount": count}} if count or said is not None else {}
 
 
 def cancel(run_id: str, by: str, reason: str) -> Rule:
