@@ -14,9 +14,11 @@ _REASONS = ("no_schedule_reasons", "would_no_schedule")
 _COLUMNS = tuple(one.name for one in fields(ConditionRow))
 
 _LOCK = "SELECT FROM nodes WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE"
-# Devices: a node's reasons may depend on them (policy.onGpuMissing).
+# Whether GpuMissing is a reason may depend on the node's devices (policy.onGpuMissing); nothing else of reasons does.
+_MISSING = "EXISTS (SELECT FROM conditions g WHERE g.node_id = n.id AND g.type = 'GpuMissing' AND g.status = 'true')"
 _LOAD = f"""SELECT n.id, n.tenant_id, n.kind, {view.POOL}, jsonb_build_object({view.NODE}),
-  {view.BY_NAME["conditions"].select()}, {view.BY_NAME["devices"].select()} FROM nodes n WHERE n.id = ANY(%s) ORDER BY n.id"""
+  {view.BY_NAME["conditions"].select()}, CASE WHEN {_MISSING} THEN {view.BY_NAME["devices"].select()} END
+FROM nodes n WHERE n.id = ANY(%s) ORDER BY n.id"""
 _WRITE_CONDITIONS = f"""
 INSERT INTO conditions AS t (node_id, tenant_id, {", ".join(_COLUMNS)}, since)
 SELECT n.id, n.tenant_id, {", ".join(f"r.{name}" for name in _COLUMNS)}, bc_clock()

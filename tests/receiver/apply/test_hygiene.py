@@ -20,6 +20,7 @@ from receiver.planning.hygiene import Options
 from receiver.store import database as db
 from receiver.store import leases
 from receiver.store.leases import LeaseLost
+from receiver.store.words import jsonb
 from tests.receiver.builders import NODE, OTHER, join
 
 T = TypeVar("T")
@@ -443,3 +444,19 @@ def test_a_node_of_another_tenant_is_told_to_that_tenant(tx: db.Connection, engi
     assert run_hygiene(engine).nodes == 1
     assert tx.execute("SELECT tenant_id FROM events WHERE type = 'node.condition.changed'").fetchall() == [("acme",)]
     assert tx.execute("SELECT tenant_id FROM conditions").fetchall() == [("acme",)]
+
+
+def test_a_missing_gpu_stays_the_reason_that_it_is_by_the_nodes_links(tx: db.Connection, engine: Engine) -> None:
+    """What a sweep does not load must not be concluded from."""
+    linked, alone = nodes(tx, 2)
+    for node in (linked, alone):
+        device = "INSERT INTO devices (id, node_id, tenant_id, attributes) VALUES (%s, %s, 'default', %s)"
+        tx.execute(device, [f"GPU-{node}", node, jsonb({"nvlinkPeers": ["GPU-x"] if node == linked else []})])
+        row = """INSERT INTO conditions (node_id, tenant_id, type, device_id, status, no_schedule)
+          VALUES (%s, 'default', %s, '', 'true', %s)"""
+        tx.execute(row, [node, "GpuMissing", node == linked])
+    tx.execute('UPDATE nodes SET no_schedule_reasons = \'[{"owner": "health", "type": "GpuMissing"}]\' WHERE id = %s', [linked])
+    silence(tx, linked, alone)
+    assert run_hygiene(engine).nodes == 2
+    assert reasons_of(tx, linked) == ["health:GpuMissing", "health:NotReporting"]
+    assert reasons_of(tx, alone) == ["health:NotReporting"]
