@@ -87,11 +87,24 @@ def _xid(told: Object) -> str:
 
 def _hardware(told: Object) -> str:
     """
-    >>> _hardware({"before": "ab" * 32, "after": "cd" * 32, "identifiers": {"serial": "S2"}})
-    'abababababab -> cdcdcdcdcdcd: serial=S2'
+    >>> _hardware({"before": "ab" * 32, "after": "cd" * 32, "identifiers": {
+    ...     "gpu": {"before": ["GPU-1", "GPU-2"], "after": ["GPU-1", "GPU-3"]}, "serial": {"before": None, "after": "S2"}}})
+    'abababababab -> cdcdcdcdcdcd: gpu GPU-2 -> GPU-3, serial - -> S2'
     """
     keys = (str(told.get(key) or "-")[:12] for key in ("before", "after"))
-    return _because(" -> ".join(keys), plain(told.get("identifiers") or {}))
+    kinds = told.get("identifiers")
+    listed = kinds.items() if isinstance(kinds, Mapping) else ()
+    return _because(" -> ".join(keys), ", ".join(f"{kind} {_differs(sides)}" for kind, sides in listed))
+
+
+def _differs(sides: Any) -> str:
+    """Of two lists what only one of them has."""
+    if not isinstance(sides, Mapping):
+        return plain(sides)
+    before, after = sides.get("before"), sides.get("after")
+    if isinstance(before, list) and isinstance(after, list):
+        before, after = [one for one in before if one not in after], [one for one in after if one not in before]
+    return f"{plain(before)} -> {plain(after)}"
 
 
 def _escalated(told: Object) -> str:

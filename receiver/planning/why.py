@@ -160,12 +160,25 @@ def _reasons(known: Known) -> Iterator[Obstacle]:
                 condition_type(row.type).writer,
                 ends.of_condition(known.node_id, row),
                 known.since.get(("conditions", row.key)),
-                row.message or condition_type(row.type).meaning,
+                _said(row),
                 row.device_id or None,
                 enforced=row.type in enforced,
             )
     for kind in sorted((enforced | would) - {row.type for row in rows if row.no_schedule}):
         yield Obstacle("node", kind, HEALTH, ends.FROZEN, enforced=kind in enforced)
+
+
+def _said(row: ConditionRow) -> str:
+    """Of an XID the table's words, and the driver's where the reader may see them: they name a tenant's processes."""
+    if condition_type(row.type).writer != "xid":
+        return row.message or condition_type(row.type).meaning
+    words = _fault(row.type, row.message, row.count)
+    return f"{words}; the driver: {row.message}" if row.message.strip(" ,.0123456789") else words
+
+
+def _fault(code: str, message: str, count: int) -> str:
+    name = verdict(code, message, Policy()).name or "in no table"
+    return f"{name}; seen {count} times" if count > 1 else name
 
 
 def _draining(known: Known) -> Iterator[Obstacle]:
@@ -230,8 +243,7 @@ def _words(row: Health) -> str:
     if row.source == "inventory":
         values = ", ".join(f"{name} {value}" for name, value in sorted(row.detail.items()) if value is not True)
         return FINDINGS[row.code].meaning + (f": {values}" if values else "")
-    name = verdict(row.code, str(row.detail.get("message", "")), Policy()).name or "in no table"
-    return f"{name}; seen {row.count} times" if row.count > 1 else name
+    return _fault(row.code, str(row.detail.get("message", "")), row.count)
 
 
 def _layout(known: Known, device: Device) -> Iterator[Obstacle]:

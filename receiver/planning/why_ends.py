@@ -45,6 +45,8 @@ CONDITIONS: Mapping[str, str] = {
     "AcceptanceFailed": "{adopt} begins another attempt",
     "DuplicateIdentity": "{other} lets go of it, or {resolve}",
 }
+# By its reason: what can be decided of a DuplicateIdentity (apply/identity.py).
+_DECISIONS: Mapping[str, str] = {"HardwareKey": "keep|reject|distinct"}
 
 # What a device is in -> by whom, what that means, what ends it.
 OF_DEVICE: Mapping[str, tuple[str, str, str]] = {
@@ -105,9 +107,16 @@ def of_condition(node_id: str, row: ConditionRow) -> str:
     return text.format(
         adopt=adopt(node_id),
         move=command("nodes.move", nodeId=node_id, poolId="...", reason="..."),
-        resolve=command("nodes.resolveIdentity", nodeId=node_id, action="keep|reject|distinct", reason="..."),
+        resolve=_resolve(node_id, row),
         other=row.evidence.get("otherNode") or "the other node",
     )
+
+
+def _resolve(node_id: str, row: ConditionRow) -> str:
+    action = _DECISIONS.get(row.reason, "keep|reject")
+    resolved = command("nodes.resolveIdentity", nodeId=node_id, action=action, reason="...")
+    moved = command("devices.transfer", deviceId=row.device_id, toNode=node_id, reason="...")
+    return f"{moved}, or {resolved}" if row.reason == "DeviceOwned" else resolved
 
 
 def of_health(row: Health) -> str:

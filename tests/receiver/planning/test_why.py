@@ -223,7 +223,17 @@ def test_duplicate_identity_names_the_other_node() -> None:
     answer = told(scenes.of_gpus(0, 1), owners={gpu(0).uuid: "node_2"})
     (found,) = [one for one in answer.obstacles if one.what == "DuplicateIdentity"]
     assert (found.by, found.device_id) == ("identity", gpu(0).uuid)
-    assert found.ends.startswith("node_2 lets go of it, or better-compute api nodes.resolveIdentity nodeId=")
+    assert found.ends == (
+        f"node_2 lets go of it, or better-compute api devices.transfer deviceId={gpu(0).uuid} toNode={NODE} reason=..., or "
+        f"better-compute api nodes.resolveIdentity nodeId={NODE} action=keep|reject reason=..."
+    )
+
+
+def test_a_node_wide_xid_is_told_in_the_tables_words_and_the_drivers() -> None:
+    row = ConditionRow("Xid79", "GPU-1", message="79, pid=7, GPU has fallen off the bus.", count=2, no_schedule=True)
+    for message, driver in ((row.message, f"; the driver: {row.message}"), ("79", "")):
+        known = Known(NODE, Node("adopted", no_schedule_reasons=("Xid79",)), conditions=(replace(row, message=message),))
+        assert why(known).obstacles[0].message == f"GPU has fallen off the bus; seen 2 times{driver}"
 
 
 # ---- devices and atoms
