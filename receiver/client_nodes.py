@@ -20,7 +20,8 @@ _PAGE = (
 def line(row: Object) -> Object:
     """One line a node; all of one: nodes.get."""
     return {
-        **{key: row.get(key) for key in ("id", "hostname", "status")},
+        **{key: row.get(key) for key in ("id", "hostname")},
+        "status": _status(row),
         "bookable": _bookable(row.get("atoms") or []),
         "noSchedule": _types(row, "noScheduleReasons") + [f"({one})" for one in _types(row, "wouldNoSchedule")],
         **{key: row.get(key) for key in ("connected", "poolId")},
@@ -28,6 +29,14 @@ def line(row: Object) -> Object:
         "missing": [one["name"] for one in row.get("missing") or []],
         "lastSeenAt": row.get("lastSeenAt"),
     }
+
+
+def _status(row: Object) -> str:
+    """
+    >>> _status({"status": "adopted", "draining": True}), _status({"status": "retired"})
+    ('adopted, draining', 'retired')
+    """
+    return f"{row.get('status')}, draining" if row.get("draining") else str(row.get("status"))
 
 
 def _types(row: Object, key: str) -> list[str]:
@@ -42,7 +51,7 @@ def _bookable(atoms: Iterable[Object]) -> str | None:
 def page(value: Object) -> Object:
     """One node: what stands against it first, then a line a GPU; atoms only where a GPU has others than itself."""
     atoms = value.get("atoms") or []
-    told = {**value, "bookable": _bookable(atoms), **_reasons(value)}
+    told = {**value, "status": _status(value), "bookable": _bookable(atoms), **_reasons(value)}
     shared = any(one["id"] != one["deviceId"] for one in atoms)
     return {
         **{key: told.get(key) for key in _PAGE},
@@ -56,7 +65,7 @@ def page(value: Object) -> Object:
 
 def after(value: Object) -> Object:
     """A node after an order: what it may have changed."""
-    told = {**value, "bookable": _bookable(value.get("atoms") or []), **_reasons(value)}
+    told = {**value, "status": _status(value), "bookable": _bookable(value.get("atoms") or []), **_reasons(value)}
     return {key: told.get(key) for key in _AFTER if told.get(key) not in (None, "", [], {})}
 
 

@@ -38,8 +38,10 @@ _QUEUED = (
     "SELECT id, kind = %(kind)s AND payload = %(payload)s FROM commands WHERE (node_id, idempotency_key) = (%(node)s, %(key)s)"
 )
 
-_REFRESHING = """SELECT id FROM commands WHERE node_id = %s AND kind = 'inventory.refresh' AND state = 'queued'
-AND not_after > bc_clock() ORDER BY id LIMIT 1"""
+_REFRESHING = """
+SELECT id FROM commands WHERE node_id = %s AND finished_at IS NULL AND kind = 'inventory.refresh' AND state = 'queued'
+  AND not_after > bc_clock() ORDER BY id LIMIT 1
+"""
 
 # While a tenant has the machine, only its inventory may be asked for (SPEC B2, Trust).
 _SENDABLE = """c.finished_at IS NULL AND (c.state = 'sent' OR c.not_after IS NULL OR c.not_after > bc_clock())

@@ -48,7 +48,7 @@ def atoms_of(db: Connection, scope: Scope, column: ColumnElement[str], ids: Iter
         bookings.c.ended_at.is_(None),
     )
     held = (bookings.c.booking_id, bookings.c.tenant_id.label("booking_tenant"), bookings.c.created_at.label("booked_at"))
-    of_node = (nodes.c.placeable, nodes.c.status, nodes.c.trust)
+    of_node = (nodes.c.placeable, nodes.c.status, nodes.c.trust, nodes.c.draining.label("node_draining"))
     query = (
         visible(select(atoms, *held, *of_node), atoms, scope)
         .join_from(atoms, nodes, nodes.c.id == atoms.c.node_id)

@@ -18,6 +18,7 @@ from receiver.store.schema import atoms
 _OF_NODE = (
     ("TenantControlled", lambda row: row.trust != "platform"),
     ("NotAdopted", lambda row: row.status != "adopted"),
+    ("Draining", lambda row: row.node_draining),
     ("NoSchedule", lambda row: not row.placeable),
     ("Booked", lambda row: row.booking_id is not None),
 )

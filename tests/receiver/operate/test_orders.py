@@ -52,7 +52,8 @@ async def test_a_reboot_of_an_idle_node_is_handed_to_it_and_proven_by_what_it_sh
     assert run["devices"] == [gpu(0).uuid, gpu(1).uuid], "what has to come back"
     sent = await daemon.command()
     assert (sent.kind, sent.idempotency_key, json.loads(sent.payload_json)) == ("node.reboot", f"remediation:{run['id']}", {})
-    assert (await served.api("nodes.get", nodeId=daemon.node_id))["draining"]
+    told = await served.api("nodes.get", nodeId=daemon.node_id)
+    assert (told["draining"], {one["reason"] for one in told["atoms"]}) == (True, {"Draining"})
     assert (await served.api("atoms.list"))["atoms"] == []
     why = await served.api("nodes.why", nodeId=daemon.node_id)
     assert [(one["what"], run["id"] in one["message"]) for one in why["obstacles"]] == [("draining", True)]

@@ -139,3 +139,52 @@ async def test_each_write_is_audited_with_its_request(served: Live) -> None:
         "schemaVersion": 1,
     }
     assert written[1]["payload"]["request"] == {"policy": {"xid": None}, "poolId": pool}
+
+
+# ---- what does not go on in a pool
+
+
+@live
+async def test_a_pool_is_in_maintenance_until_a_time_or_until_it_is_ended(served: Live) -> None:
+    pool = await created(served)
+    told = await served.api("pools.maintenance", poolId=pool, until="2999-01-01T08:00:00Z", reason="new switches")
+    (stop,) = told["stops"]
+    until = {"by": "operator", "reason": "new switches", "until": "2999-01-01T08:00:00+00:00"}
+    assert (stop["kind"], stop["detail"], told["id"]) == ("maintenance", until, pool)
+    again = await served.api("pools.maintenance", poolId=pool, reason="and new cables")
+    assert [one["detail"] for one in again["stops"]] == [{"by": "operator", "reason": "and new cables"}]
+    assert (await served.api("pools.maintenance", poolId=pool, end="true", reason="done"))["stops"] == []
+    for keys, status, words in (
+        ({"end": "true"}, grpc.StatusCode.FAILED_PRECONDITION, "is not in maintenance"),
+        ({"until": "2001-01-01T00:00:00Z"}, grpc.StatusCode.INVALID_ARGUMENT, "is past"),
+        ({"until": "2999-01-01T00:00:00Z", "end": "true"}, grpc.StatusCode.INVALID_ARGUMENT, "until and end"),
+    ):
+        code, text = await refused(served.api("pools.maintenance", poolId=pool, reason="why not", **keys))
+        assert (code, words in text) == (status, True), text
+
+
+@live
+async def test_repairs_that_are_paused_go_on_by_a_persons_word(served: Live) -> None:
+    pool = await created(served)
+    code, text = await refused(served.api("pools.resumeRemediation", poolId=pool, reason="it was the switch"))
+    assert (code, "not paused" in text) == (grpc.StatusCode.FAILED_PRECONDITION, True)
+    served.rows("INSERT INTO pool_stops (pool_id, tenant_id, kind) VALUES (%s, 'default', 'remediation') RETURNING 1", pool)
+    told = await served.api("pools.resumeRemediation", poolId=pool, reason="it was the switch")
+    assert told["stops"] == []
+    (event,) = (await served.api("events.list", type="pool.remediation.resumed"))["events"]
+    assert (event["poolId"], event["payload"]["by"]) == (pool, "operator")
+
+
+@live
+async def test_what_hygiene_has_suspended_is_confirmed_by_condition(served: Live) -> None:
+    pool = await created(served)
+    for condition, words in (
+        ("NotReporting", "NotReporting is not suspended"),
+        ("Xid79", "no condition of hygiene"),
+        ("", "condition is needed"),
+    ):
+        _, text = await refused(served.api("pools.confirmHygiene", poolId=pool, condition=condition, reason="it is so"))
+        assert words in text
+    served.rows("INSERT INTO pool_stops (pool_id, tenant_id, kind) VALUES (%s, 'default', 'NotReporting') RETURNING 1", pool)
+    told = await served.api("pools.confirmHygiene", poolId=pool, condition="NotReporting", reason="a rack is off")
+    assert [(one["kind"], one["confirmedBy"]) for one in told["stops"]] == [("NotReporting", "operator")]
