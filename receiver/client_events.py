@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from receiver.client_lifecycle import causes
-from receiver.client_words import change, plain
+from receiver.client_words import change, plain, typed
 
 Object = Mapping[str, Any]
 
@@ -132,11 +132,14 @@ def _write(told: Object) -> str:
     >>> _write({"method": "nodes.move", "by": "alice", "reason": "rack 12", "request": {"nodeId": "node_1", "poolId": "pool_1"},
     ...         "envelope": {"nodeId": "node_1"}})
     'nodes.move by alice (poolId=pool_1): rack 12'
+    >>> _write({"method": "pools.set", "by": "alice", "request": {"policy": {"links": None}}, "envelope": {}})
+    'pools.set by alice (policy={"links": null})'
     """
     asked = told.get("request")
     if isinstance(asked, Mapping):
         asked = {key: value for key, value in asked.items() if value != told["envelope"].get(key)}
-    asked = f" ({plain(asked)})" if asked else ""
+        asked = " ".join(f"{key}={typed(value)}" for key, value in asked.items())
+    asked = f" ({asked})" if asked else ""
     return _because(f"{told.get('method')} by {told.get('by')}{asked}", told.get("reason"))
 
 

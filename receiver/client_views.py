@@ -13,7 +13,7 @@ from receiver import client_lifecycle as lifecycle
 from receiver import client_nodes as nodes
 from receiver import client_why
 from receiver.client_events import event
-from receiver.client_words import change, counted
+from receiver.client_words import change, counted, typed
 
 Object = Mapping[str, Any]
 DIGITS = 8  # of a hash: enough to tell two apart
@@ -127,10 +127,11 @@ TEXTS: Mapping[str, Callable[[Object, client_why.Cell], Iterable[str]]] = {"node
 
 
 # Lists that read best as one line of words.
-LINES: Mapping[str, Callable[[list[Object]], str]] = {
+LINES: Mapping[str, Callable[[Any], str]] = {
     "os.kernelCommandLine": lambda rows: " ".join(
         f"{row['key']}={row['value']}" if row.get("value") else row["key"] for row in rows
     ),
+    "policy": lambda value: typed(value) if value else "",
 }
 # Lists that are in another order on the wire than a person expects.
 SORTED: Mapping[str, Callable[[Object], Any]] = {

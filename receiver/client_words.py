@@ -1,5 +1,6 @@
 """Values within a sentence: changes, MIG layouts, objects."""
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -45,3 +46,12 @@ def plain(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "-" if value is None else str(value)
+
+
+def typed(value: Any) -> str:
+    """A value as it is typed on the command line: an object is JSON.
+
+    >>> typed({"xid": {"109": {"policy": None}}}), typed("h100")
+    ('{"xid": {"109": {"policy": null}}}', 'h100')
+    """
+    return json.dumps(value) if isinstance(value, Mapping | list) else plain(value)

@@ -185,6 +185,10 @@ def test_nested_answers_are_drawn_below_headings() -> None:
     ]
 
 
+def test_a_policy_is_shown_as_it_is_typed() -> None:
+    assert '{"xid": {"109": {"policy": null}}}' in shown({"id": "pool_1", "policy": {"xid": {"109": {"policy": None}}}})
+
+
 def test_lists_in_a_row_are_short() -> None:
     rows = [{"uuid": "GPU-1", "links": [{"link": n} for n in range(18)]}, {"uuid": "GPU-2", "links": [{"link": 0}, {"link": 1}]}]
     assert shown({"cards": rows}).splitlines() == ["uuid   links", "GPU-1  18 entries", "GPU-2  link=0 | link=1"]
