@@ -35,12 +35,13 @@ GAP = 2  # status intervals without a receiver after which nodes had nobody to r
 _SWEPT = "n.status NOT IN ('retired', 'deleted') AND n.trust = 'platform'"
 _SEEN = """n.daemon_version, n.protocol_version, n.certificate_from, n.certificate_until, n.connected, n.collected_at,
   CASE WHEN n.epoch > 0 THEN n.last_seen END, n.session_trust_epoch >= n.trust_epoch"""
+_POOL = "coalesce(p.tenant_id, n.tenant_id), coalesce(p.id, '')"
 _TRUE = """SELECT node_id, jsonb_object_agg(type, jsonb_build_array(reason, message)) AS causes FROM conditions
   WHERE status = 'true' AND type = ANY(%(types)s) AND device_id = '' {} GROUP BY node_id"""
 # All of whom something is or may be true: what is so exactly, and what has changed, is for planning/hygiene.py to say.
 _CONCERNED = f"""
-SELECT n.id, n.tenant_id, coalesce(n.pool_id, ''), t.causes, {_SEEN}
-FROM nodes n LEFT JOIN ({_TRUE.format("")}) t ON t.node_id = n.id
+SELECT n.id, {_POOL}, t.causes, {_SEEN}
+FROM nodes n LEFT JOIN pools p ON p.id = n.pool_id LEFT JOIN ({_TRUE.format("")}) t ON t.node_id = n.id
 WHERE {_SWEPT} AND (t.node_id IS NOT NULL OR n.daemon_version = ANY(%(outdated)s) OR n.protocol_version = ANY(%(unsupported)s)
   OR n.certificate_until < bc_clock() + greatest(%(least)s, %(share)s * (n.certificate_until - n.certificate_from))
   OR n.connected AND n.collected_at < bc_clock() - %(staleness)s OR n.epoch > 0 AND n.last_seen < bc_clock() - %(silence)s)
@@ -53,7 +54,7 @@ _VERSIONS = "SELECT DISTINCT daemon_version, protocol_version FROM nodes"
 # A receiver that has not said for longer than GAP that it serves serves no more.
 _MOMENT = """SELECT bc_clock(), CASE WHEN s.beat_at < bc_clock() - %s THEN bc_clock() ELSE s.since END
 FROM (SELECT) AS always LEFT JOIN serving s ON s.name = 'receivers'"""
-_SIZES = f"SELECT n.tenant_id, coalesce(n.pool_id, ''), count(*) FROM nodes n WHERE {_SWEPT} GROUP BY 1, 2"
+_SIZES = f"SELECT {_POOL}, count(*) FROM nodes n LEFT JOIN pools p ON p.id = n.pool_id WHERE {_SWEPT} GROUP BY 1, 2"
 _STOPS = (
     "SELECT tenant_id, pool_id, kind, seq, confirmed_by IS NOT NULL FROM pool_stops WHERE ended_at IS NULL AND kind = ANY(%s)"
 )

@@ -460,3 +460,12 @@ def test_a_missing_gpu_stays_the_reason_that_it_is_by_the_nodes_links(tx: db.Con
     assert run_hygiene(engine).nodes == 2
     assert reasons_of(tx, linked) == ["health:GpuMissing", "health:NotReporting"]
     assert reasons_of(tx, alone) == ["health:NotReporting"]
+
+
+def test_what_is_suspended_in_a_pool_is_told_to_the_pools_tenant(tx: db.Connection, engine: Engine) -> None:
+    silence(tx, *nodes(tx, 5, "pool_1"))
+    tx.execute("UPDATE pools SET tenant_id = 'platform'")
+    assert run_hygiene(engine).suspended == {(("platform", "pool_1"), "NotReporting")}
+    assert tx.execute("SELECT tenant_id FROM events WHERE type LIKE 'fleet.%'").fetchall() == [("platform",)]
+    confirm(tx, "platform", "pool_1", "NotReporting", "ada")
+    assert run_hygiene(engine).nodes == 5
