@@ -29,6 +29,8 @@ examples:
   better-compute api inventory.diff nodeId=node_01jd... from=inv_01jd...
   better-compute api nodes.why nodeId=node_01jd...
   better-compute api devices.clear deviceId=GPU-... reason='reseated, burn-in passed'
+  better-compute api nodes.reboot nodeId=node_01jd... reason='it hangs'
+  better-compute api remediation.list state=open
   better-compute api pools.create name=h100 gpuModel=H100 policy='{"expect": {"gpuCount": 8}}' reason='new racks'
 
 without a receiver:

@@ -158,7 +158,7 @@ def _reasons(known: Known) -> Iterator[Obstacle]:
                 "node",
                 row.type,
                 condition_type(row.type).writer,
-                ends.of_condition(known.node_id, row),
+                _repair(known, row.type, row.device_id) or ends.of_condition(known.node_id, row),
                 known.since.get(("conditions", row.key)),
                 _said(row),
                 row.device_id or None,
@@ -194,6 +194,14 @@ def _repairs(known: Known, scope: str, runs: Sequence[Run], device_id: str | Non
         message, end = f"{run.kind} {run.id} {run.state}: {run.reason or message}", ends.of_run(run.id)
     since = known.since.get(("runs", run.id)) if run is not None else None
     yield Obstacle(scope, "draining", by, end, since, message, device_id)
+
+
+def _repair(known: Known, code: str, device_id: str) -> str | None:
+    """What ends a fault that a repair is for."""
+    for run in known.runs:
+        if not run.observed and any((one.get("code"), one.get("deviceId")) == (code, device_id) for one in run.causes):
+            return ends.of_repair(run)
+    return None
 
 
 def _others(known: Known) -> Iterator[Obstacle]:
@@ -234,8 +242,8 @@ def _state(known: Known, device: Device) -> Iterator[Obstacle]:
 def _open(known: Known, device: Device) -> Iterator[Obstacle]:
     rows = [row for row in known.health if row.device_id == device.id and row.open]
     for row in sorted(rows, key=lambda row: row.key):
-        since = known.since.get(("health", row.key))
-        yield Obstacle("device", row.code, row.source, ends.of_health(row), since, _words(row), device.id)
+        since, end = known.since.get(("health", row.key)), _repair(known, row.code, device.id) or ends.of_health(row)
+        yield Obstacle("device", row.code, row.source, end, since, _words(row), device.id)
 
 
 def _words(row: Health) -> str:

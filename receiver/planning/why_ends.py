@@ -7,7 +7,7 @@ from receiver.planning.condition_types import condition_type
 from receiver.planning.findings import FINDINGS, REPLACE
 from receiver.planning.remedies import action_of
 from receiver.planning.verdicts import is_switch
-from receiver.planning.view import ConditionRow, Health
+from receiver.planning.view import ConditionRow, Health, Run
 
 REPORTS = "bcd reports that it is over: it looks again by itself"
 BOOKING, BOOKINGS = "its booking ends", "their bookings end"
@@ -90,6 +90,12 @@ def of_run(run_id: str) -> str:
     """What ends a repair."""
     cancel = command("remediation.cancel", runId=run_id, reason="...")
     return f"the repair ends ({command('remediation.get', runId=run_id)}); or {cancel}"
+
+
+def of_repair(run: Run) -> str:
+    """What ends a fault that a repair is for: its success."""
+    state = f"{run.state}: {run.reason}" if run.reason else run.state
+    return f"the {run.kind} that is {state}; {command('remediation.get', runId=run.id)}"
 
 
 def adopt(node_id: str) -> str:

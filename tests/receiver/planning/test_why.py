@@ -460,3 +460,15 @@ def test_a_gpu_that_drains_names_the_reset_of_its_group() -> None:
     (one,) = why(known(facts, draft, runs=runs)).obstacles
     assert (one.scope, one.what, one.device_id) == ("device", "draining", gpu(0).uuid)
     assert one.message == "gpu.reset run_2 running: a repair waits for its bookings to end, or runs"
+
+
+def test_a_fault_that_a_repair_is_for_is_ended_by_that() -> None:
+    facts = scenes.reports(scenes.of_gpus(0, 1), online=True, boot_id="boot-1")
+    draft = planned(facts, xid("Xid79", 0), xid("Xid48", 1))
+    cause = {"code": "Xid79", "deviceId": gpu(0).uuid, "source": "xid", "bootId": "boot-1"}
+    run = Run("run_1", "node.reboot", state="waiting", reason="2 bookings", causes=[cause])
+    ends = {one.what: one.ends for one in why(known(facts, draft, runs=(run,))).obstacles}
+    assert ends["Xid79"] == "the node.reboot that is waiting: 2 bookings; better-compute api remediation.get runId=run_1"
+    assert "run_1" not in ends["Xid48"]
+    watched = {one.what: one.ends for one in why(known(facts, draft, runs=(replace(run, observed=True),))).obstacles}
+    assert "devices.clear" in watched["Xid79"], "what only observes ends nothing"

@@ -74,7 +74,7 @@ class Attempt(_message.Message):
     attempt: _builtins.int
     """1 is the first"""
     state: _builtins.str
-    """"waiting" (it has not begun), "running", "passed", "failed", "cancelled" (by maintenance, a lease, a dispute, another attempt)"""
+    """"waiting" (it has not begun; nodes.why says for what), "running", "passed", "failed", "cancelled" (by maintenance, a lease, a dispute, another attempt)"""
     reason: _builtins.str
     """of its state: "NoChecks", "NoInventory", "Expired", "diag.nvml:ecc.uncorrectable", ..."""
     tenant_id: _builtins.str
