@@ -129,7 +129,7 @@ class Singletons:
     async def _heartbeat(self) -> None:
         while True:
             await self.beat()
-            await asyncio.sleep(self.seconds / 3)
+            await asyncio.sleep(min(self.seconds / 3, self.gap.total_seconds() / 4))
 
     async def _tend(self, kind: Singleton) -> None:
         woken = self.woken[kind.name]

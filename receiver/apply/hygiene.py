@@ -36,11 +36,12 @@ _SWEPT = "n.status NOT IN ('retired', 'deleted') AND n.trust = 'platform'"
 _SEEN = """n.daemon_version, n.protocol_version, n.certificate_from, n.certificate_until, n.connected, n.collected_at,
   CASE WHEN n.epoch > 0 THEN n.last_seen END, n.session_trust_epoch >= n.trust_epoch"""
 _POOL = "coalesce(p.tenant_id, n.tenant_id), coalesce(p.id, '')"
+_HELD = "n.status <> 'maintenance'"  # whom the guard counts and holds: who is in maintenance serves nobody, and alarms nobody
 _TRUE = """SELECT node_id, jsonb_object_agg(type, jsonb_build_array(reason, message)) AS causes FROM conditions
   WHERE status = 'true' AND type = ANY(%(types)s) AND device_id = '' {} GROUP BY node_id"""
 # All of whom something is or may be true: what is so exactly, and what has changed, is for planning/hygiene.py to say.
 _CONCERNED = f"""
-SELECT n.id, {_POOL}, t.causes, {_SEEN}
+SELECT n.id, {_POOL}, {_HELD}, t.causes, {_SEEN}
 FROM nodes n LEFT JOIN pools p ON p.id = n.pool_id LEFT JOIN ({_TRUE.format("")}) t ON t.node_id = n.id
 WHERE {_SWEPT} AND (t.node_id IS NOT NULL OR n.daemon_version = ANY(%(outdated)s) OR n.protocol_version = ANY(%(unsupported)s)
   OR n.certificate_until < bc_clock() + greatest(%(least)s, %(share)s * (n.certificate_until - n.certificate_from))
@@ -54,7 +55,7 @@ _VERSIONS = "SELECT DISTINCT daemon_version, protocol_version FROM nodes"
 # A receiver that has not said for longer than GAP that it serves serves no more.
 _MOMENT = """SELECT bc_clock(), CASE WHEN s.beat_at < bc_clock() - %s THEN bc_clock() ELSE s.since END
 FROM (SELECT) AS always LEFT JOIN serving s ON s.name = 'receivers'"""
-_SIZES = f"SELECT {_POOL}, count(*) FROM nodes n LEFT JOIN pools p ON p.id = n.pool_id WHERE {_SWEPT} GROUP BY 1, 2"
+_SIZES = f"SELECT {_POOL}, count(*) FROM nodes n LEFT JOIN pools p ON p.id = n.pool_id WHERE {_SWEPT} AND {_HELD} GROUP BY 1, 2"
 _STOPS = (
     "SELECT tenant_id, pool_id, kind, seq, confirmed_by IS NOT NULL FROM pool_stops WHERE ended_at IS NULL AND kind = ANY(%s)"
 )
@@ -82,9 +83,9 @@ class Swept:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Whose conditions are other than they should be, in the order of their ids, and what a sweep may not raise in which pool."""
+    """Whose conditions are other than they should be, with the pool whose guard holds the node, and what that holds back."""
 
-    nodes: Mapping[str, PoolKey]
+    nodes: Mapping[str, PoolKey | None]
     guarded: Guarded
 
 
@@ -133,17 +134,20 @@ def _look(options: Options, mint: ids.Mint, tx: Connection) -> Found:
     """Finds whose conditions change, and suspends what would hit too many of a pool."""
     plainly(tx)
     moment = _moment(tx, options)
-    changes: dict[str, PoolKey] = {}
+    changes: dict[str, PoolKey | None] = {}
     blocked: dict[str, frozenset[str]] = {}  # of a node: all that would change is that these are newly true
     newly: Counter[Key] = Counter()
-    for node_id, tenant_id, pool_id, stored, *seen in tx.execute(_CONCERNED, _concerned(tx, options), binary=True):
+    for node_id, tenant_id, pool_id, held, stored, *seen in tx.execute(_CONCERNED, _concerned(tx, options), binary=True):
         stands = _causes(stored)
         causes = hygiene.wanted(Seen(*seen), moment, options, stands)
         if causes == stands:
             continue
-        changes[node_id] = tenant_id, pool_id
+        pool = (tenant_id, pool_id) if held else None
+        changes[node_id] = pool
+        if pool is None:
+            continue
         fresh = causes.keys() - stands.keys()
-        newly.update(((tenant_id, pool_id), name) for name in fresh)
+        newly.update((pool, name) for name in fresh)
         if {name: causes[name] for name in causes.keys() - fresh} == stands:
             blocked[node_id] = frozenset(fresh)
     guarded = _guarded(tx, newly, mint)

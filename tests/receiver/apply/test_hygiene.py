@@ -469,3 +469,20 @@ def test_what_is_suspended_in_a_pool_is_told_to_the_pools_tenant(tx: db.Connecti
     assert tx.execute("SELECT tenant_id FROM events WHERE type LIKE 'fleet.%'").fetchall() == [("platform",)]
     confirm(tx, "platform", "pool_1", "NotReporting", "ada")
     assert run_hygiene(engine).nodes == 5
+
+
+def test_nodes_in_maintenance_make_no_mass_and_are_held_by_none(tx: db.Connection, engine: Engine) -> None:
+    made = nodes(tx, 20, "pool_1")
+    tx.execute("UPDATE nodes SET status = 'maintenance' WHERE id = ANY(%s)", [made[:10]])
+    silence(tx, *made[:12])
+    swept = run_hygiene(engine)
+    assert (swept.raised, swept.suspended) == ({"NotReporting": 12}, frozenset())
+    silence(tx, *made[:12], minutes=0)
+    run_hygiene(engine)
+    silence(tx, *made[:13])  # three of the ten that are in service, which is no mass
+    assert run_hygiene(engine).raised == {"NotReporting": 13}
+    silence(tx, *made[:13], minutes=0)
+    run_hygiene(engine)
+    silence(tx, *made[:15])  # five of ten are one
+    assert run_hygiene(engine).raised == {"NotReporting": 10}
+    assert [one["nodes"] for one in told(tx, "fleet.hygiene.suspended")] == [5]
