@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from bettercompute.agent.v1 import inventory_pb2 as pb
 
-from receiver.apply import nodes, repairs
+from receiver.apply import nodes, pool_stops, repairs
 from receiver.apply.health import clear_device_health
 from receiver.apply.trust import set_trust
 from receiver.store.database import Connection
@@ -226,4 +226,21 @@ def test_the_work_takes_every_node_with_an_open_run_on_and_one_that_cannot_be_ho
         repairs.work(lambda work: work(world.tx))
     assert seen == [NODE]
     repairs.work(lambda work: work(world.tx))
+    assert world.runs() == [("node.reboot", "running")]
+
+
+def test_a_node_that_is_moved_while_its_pool_is_asked_waits_for_the_word_of_the_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.reports(OFF)
+    world.tx.execute("INSERT INTO pools (id, tenant_id, name) VALUES ('pool_b', 'default', 'b')")
+
+    def moves(tx: Connection, *asked: object) -> None:
+        tx.execute("UPDATE nodes SET pool_id = 'pool_b'")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pool_stops, "gate", moves)
+        world.step()
+    assert (world.runs(), world.run()["reason"]) == ([("node.reboot", "waiting")], "its pool has not been asked yet")
+    world.step()
     assert world.runs() == [("node.reboot", "running")]

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from receiver.apply import command
+from receiver.apply.health import clear_device_health
 from receiver.values import CommandResult
 from tests.receiver.apply.repair_world import GPU, ILL, LOST, OFF, SECOND, World, world
 from tests.receiver.builders import NODE, gpu, gpus
@@ -158,3 +159,29 @@ def test_a_run_that_nothing_comes_of_fails_after_its_time_and_its_command_is_sen
     world.later(minutes=30)
     world.step()
     assert (world.run()["state"], world.run()["reason"], world.sent()) == ("failed", "not done within 30 min", [])
+
+
+def test_a_lost_gpu_has_not_come_back_because_a_person_closed_its_finding(world: World) -> None:
+    world.collects(LOST)
+    world.step()
+    clear_device_health(world.tx, GPU, "known", force=True)
+    world.reboots(LOST)
+    world.step()
+    assert world.runs() == [("node.reboot", "verifying")]
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["running", "verifying"])
+def test_what_opens_in_the_boot_that_a_reboot_led_to_waits_for_a_run_of_its_own(world: World, seen: bool) -> None:
+    world.reports(OFF)
+    world.step()
+    world.faults.clear()
+    world.connects("boot-2")
+    if seen:
+        world.step()
+        assert world.runs() == [("node.reboot", "verifying")]
+    world.reports(replace(OFF, device_id=SECOND, bus_id=gpu(1).bus_id))
+    assert [one["deviceId"] for one in world.run()["causes"]] == [GPU]
+    world.collects()
+    world.step()
+    assert world.runs() == [("node.reboot", "succeeded"), ("node.reboot", "queued")]
+    assert [one["deviceId"] for one in world.run()["causes"]] == [SECOND]
