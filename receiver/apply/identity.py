@@ -12,13 +12,13 @@ from receiver.apply import nodes
 from receiver.apply.act import act
 from receiver.errors import Invalid, Refused
 from receiver.planning import hardware
+from receiver.planning.devices import OUT
 from receiver.planning.view import ConditionRow, Draft, Facts
 from receiver.store import view
 from receiver.store.database import Connection
 from receiver.values import Json
 
 SESSION = "DuplicateSession"
-_OUT = ("retired", "deleted")
 _LOCK = "SELECT FROM nodes WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE"
 
 Rows = list[ConditionRow]
@@ -57,7 +57,7 @@ def _others(rows: Rows) -> set[str]:
 def _keep(tx: Connection, node_id: str, rows: Rows, by: str, reason: str, mint: ids.Mint) -> Draft:
     """This is the machine: the others are retired, and it gets what they let go."""
     for other in sorted(_others(rows)):
-        if view.load(tx, other)[1].node.status not in _OUT:
+        if view.load(tx, other)[1].node.status not in OUT:
             nodes.retire(tx, other, by=by, reason=reason, mint=mint)
     return act(tx, node_id, _end(SESSION), inventory_too=True, mint=mint)
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from receiver.events import event
 from receiver.planning.condition_types import XID_TYPE
+from receiver.planning.devices import OUT
 from receiver.planning.policy import Policy
 from receiver.planning.reasons import cut
 from receiver.planning.verdicts import ACTIONS, Verdict, is_switch, verdict
@@ -115,7 +116,13 @@ def _number(code: str) -> int:
 
 
 def judge(facts: Facts, before: Draft, draft: Draft) -> None:
-    """Which faults are open, and the conditions that they are, from what is counted, cleared, and the pool's policy."""
+    """Which faults are open, and the conditions that they are, from what is counted, cleared, and the pool's policy.
+
+    A node that is out has none of these conditions: what is open of a GPU that it has let go goes with the GPU.
+    """
+    if draft.node.status in OUT:
+        set_conditions(draft, [kind for kind, _ in draft.conditions if XID_TYPE.fullmatch(kind)], ())
+        return
     for one in list(draft.faults.values()):
         if one.foreign or one.device_id in facts.owners:
             continue

@@ -12,11 +12,11 @@ from bettercompute.contract.hardware_key import TRUSTED, Identifiers, identifier
 from google.protobuf.message import Message
 
 from receiver.events import event
+from receiver.planning.devices import OUT
 from receiver.planning.view import ConditionRow, Draft, Facts, HardwareKey
 from receiver.values import Payload
 
 TYPE, REASON = "DuplicateIdentity", "HardwareKey"
-_OUT = ("retired", "deleted")  # such a node holds its key against nobody
 
 
 def plan(facts: Facts, draft: Draft) -> None:
@@ -29,7 +29,7 @@ def plan(facts: Facts, draft: Draft) -> None:
             draft.events.append(event("node.hardware.changed", changed))
         if before is not None and before.trusted and (before.key, True) != (key.key, key.trusted):
             draft.key_released = True
-    _tell(draft, _holder(facts, key) if draft.node.status not in _OUT else None)
+    _tell(draft, _holder(facts, key) if draft.node.status not in OUT else None)
 
 
 def key_of(sections: Mapping[str, Message], fresh: Set[str], stored: HardwareKey | None) -> str | None:
@@ -90,7 +90,7 @@ def _key(facts: Facts, stored: HardwareKey | None) -> HardwareKey | None:
 def _is_trusted(facts: Facts, draft: Draft, key: HardwareKey) -> bool:
     """Enough kinds, and nobody else has it: the first one keeps it. A key that was told apart from another's stays untrusted."""
     told_apart = key.distinct and draft.hardware is not None and draft.hardware.key == key.key
-    return _enough(key) and not facts.same_key and not told_apart and draft.node.status not in _OUT
+    return _enough(key) and not facts.same_key and not told_apart and draft.node.status not in OUT
 
 
 def _enough(key: HardwareKey) -> bool:

@@ -10,6 +10,7 @@ from typing import TypeVar, cast
 from bettercompute.agent.v1 import inventory_pb2 as pb
 from google.protobuf.message import Message
 
+from receiver.planning.devices import OUT
 from receiver.planning.view import ConditionRow, Device, Draft, Facts, set_conditions
 from receiver.values import Payload
 
@@ -19,7 +20,13 @@ _SITE_AGENT = "site-agent"  # a node without GPUs of its own
 
 
 def plan(facts: Facts, draft: Draft) -> None:
-    """The conditions of TYPES are what RULES find in the sections; those of a section that never came stay as they are."""
+    """The conditions of RULES are what these find in the sections; those of a section that never came stay as they are.
+
+    A node that is out has no devices that could be too few, or not as they should be.
+    """
+    if draft.node.status in OUT:
+        set_conditions(draft, RULES, ())
+        return
     for kind, (section, rule) in RULES.items():
         if section in (facts.sections or {}):
             set_conditions(draft, (kind,), rule(kind, facts, draft))

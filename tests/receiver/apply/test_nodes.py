@@ -11,7 +11,7 @@ from receiver.apply.session import Revoked, hello
 from receiver.apply.status import record_status
 from receiver.errors import Invalid, NotFound, Refused
 from receiver.store.database import Connection
-from receiver.values import Condition, Driver, HelloFacts, Status
+from receiver.values import Condition, Driver, Fault, HelloFacts, Status
 from tests.receiver.builders import NODE, OTHER, apply, count, gpu, gpus, host, join, offer, told
 
 GPU = "GPU-00000000"
@@ -180,6 +180,19 @@ def test_the_hello_of_a_node_that_is_out_is_refused_and_changes_nothing(tx: Conn
     assert after == before
 
 
+def test_what_is_open_of_a_gpu_goes_with_it_when_its_node_is_retired(tx: Connection) -> None:
+    epoch = in_service(tx)
+    record_status(tx, NODE, epoch, Status("", faults=(Fault("xid", 79, gpu(0).uuid, gpu(0).bus_id, 1),)))
+    apply(tx, host(gpus=gpus(gpu(0))))
+    open_now = "SELECT type FROM conditions WHERE status = 'true' ORDER BY type"
+    assert [row[0] for row in tx.execute(open_now)] == ["GpuMissing", "Xid79"]
+    nodes.retire(tx, NODE)
+    assert (column(tx, "no_schedule_reasons"), tx.execute(open_now).fetchall()) == ([], [])
+    join(tx, OTHER)
+    apply(tx, host(gpus=gpus(gpu(0))), OTHER)
+    assert column(tx, "no_schedule_reasons", OTHER) == [{"owner": "health", "type": "Xid79"}]
+
+
 def test_a_retire_is_refused_while_a_booking_is_live_and_taken_when_it_has_ended(tx: Connection) -> None:
     in_service(tx)
     book(tx)
@@ -206,7 +219,8 @@ def test_the_gpus_of_a_retired_node_are_another_s_without_a_new_inventory(tx: Co
 
 def test_a_deleted_node_is_a_tombstone(tx: Connection) -> None:
     epoch = in_service(tx)
-    record_status(tx, NODE, epoch, Status("", conditions=(Condition("FabricManagerDown", "true"),)))
+    faults = (Fault("xid", 79, gpu(0).uuid, gpu(0).bus_id, 1), Fault("sxid", 20001, "", "00000000:05:00.0", 1))
+    record_status(tx, NODE, epoch, Status("", conditions=(Condition("FabricManagerDown", "true"),), faults=faults))
     with pytest.raises(Refused, match="adopted"):
         nodes.delete(tx, NODE)
     nodes.retire(tx, NODE)
