@@ -219,7 +219,7 @@ def test_the_gpus_of_a_retired_node_are_another_s_without_a_new_inventory(tx: Co
 
 def test_a_deleted_node_is_a_tombstone(tx: Connection) -> None:
     epoch = in_service(tx)
-    faults = (Fault("xid", 79, gpu(0).uuid, gpu(0).bus_id, 1), Fault("sxid", 20001, "", "00000000:05:00.0", 1))
+    faults = (Fault("xid", 79, gpu(0).uuid, gpu(0).bus_id, 1), Fault("sxid", 20034, "", "00000000:05:00.0", 1))
     record_status(tx, NODE, epoch, Status("", conditions=(Condition("FabricManagerDown", "true"),), faults=faults))
     with pytest.raises(Refused, match="adopted"):
         nodes.delete(tx, NODE)
