@@ -158,10 +158,10 @@ def _run(facts: Facts, draft: Draft, run: Run, seen: Seen) -> None:
             advance(draft, run, "verifying", "the node has reset and checked it")
         else:
             _end(facts, draft, run, "succeeded", _diagnosis(command))
+    elif _late(progress, seen):
+        _end(facts, draft, run, "failed", f"not done within {_minutes(TIMEOUT)}", to_person=_concerns_a_person(run, command))
     elif command is not None and ended and command.state != "succeeded":
         _not_done(facts, draft, run, progress, command, seen)
-    elif _late(progress, seen):
-        _end(facts, draft, run, "failed", f"not done within {_minutes(TIMEOUT)}", to_person=run.kind in REPAIRS)
 
 
 def _taken(facts: Facts, draft: Draft) -> str | None:
@@ -171,17 +171,32 @@ def _taken(facts: Facts, draft: Draft) -> str | None:
 
 
 def _not_done(facts: Facts, draft: Draft, run: Run, progress: Progress, command: CommandState, seen: Seen) -> None:
-    """The node refused the command, or could not do it. What is busy just after its last booking is asked again."""
+    """The node refused the command, or could not do it. One that reached it too late, or while something was busy just after its
+    last booking, is given again."""
     said = f"{command.state}: {command.reason}" if command.reason else command.state
+    if command.state == "expired":
+        if facts.online:
+            _ask_again(draft, run, said)
+        return
     if command.state == "refused" and command.reason in BUSY:
         if seen.now - (progress.began or seen.now) < BUSY_PATIENCE:
             if progress.answered is not None and seen.now - progress.answered >= BUSY_AGAIN:
-                draft.put("runs", replace(run, command_id=None))
-                draft.steps.append(Step(run.id, run.state, f"{said}: it is asked again"))
+                _ask_again(draft, run, said)
             return
         said += f", for {_minutes(BUSY_PATIENCE)}"
-    nothing_done = run.by and not run.causes and command.state in ("refused", "expired", "cancelled")
-    _end(facts, draft, run, "failed", said, to_person=run.kind in REPAIRS and not nothing_done)
+    _end(facts, draft, run, "failed", said, to_person=_concerns_a_person(run, command))
+
+
+def _ask_again(draft: Draft, run: Run, said: str) -> None:
+    """The run is to be sent another command."""
+    draft.put("runs", replace(run, command_id=None))
+    draft.steps.append(Step(run.id, run.state, f"{said}: it is asked again"))
+
+
+def _concerns_a_person(run: Run, command: CommandState | None) -> bool:
+    """Whether a run that failed speaks against its node: no diagnosis does, nor what was ordered of a sound one and not done."""
+    undone = command is None or command.state in ("queued", "refused", "expired", "cancelled")
+    return run.kind in REPAIRS and not (run.by and not run.causes and undone)
 
 
 def _diagnosis(command: CommandState) -> str:

@@ -189,6 +189,14 @@ def test_an_ordered_run_that_the_node_refuses_takes_no_sound_node_out_of_service
     assert (world.run()["state"], world.node()["status"]) == ("failed", "adopted")
 
 
+def test_an_ordered_run_that_never_reached_the_node_takes_no_sound_node_out_of_service(world: World) -> None:
+    repairs.reboot(world.tx, NODE, "alice", "")
+    world.step()
+    world.later(minutes=30)
+    world.step()
+    assert (world.run()["state"], world.node()["status"]) == ("failed", "adopted")
+
+
 def test_a_cancelled_repair_leaves_its_open_fault_to_a_person(world: World) -> None:
     world.reports(OFF)
     repairs.cancel(world.tx, world.run()["id"], "alice", "I look")

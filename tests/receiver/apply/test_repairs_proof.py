@@ -123,7 +123,7 @@ def test_a_fault_between_a_reset_and_its_proof_is_a_failure(world: World) -> Non
 
 @pytest.mark.parametrize(
     ("status", "reason"),
-    [("failed", "NotRebooted"), ("refused", "NotAllowed"), ("refused", "RateLimited"), ("expired", "NotStarted")],
+    [("failed", "NotRebooted"), ("refused", "NotAllowed"), ("refused", "RateLimited")],
 )
 def test_a_command_that_is_not_done_fails_the_run(world: World, status: str, reason: str) -> None:
     world.reports(OFF)
@@ -185,3 +185,23 @@ def test_what_opens_in_the_boot_that_a_reboot_led_to_waits_for_a_run_of_its_own(
     world.step()
     assert world.runs() == [("node.reboot", "succeeded"), ("node.reboot", "queued")]
     assert [one["deviceId"] for one in world.run()["causes"]] == [SECOND]
+
+
+def test_a_command_that_came_too_late_is_given_again_once_the_node_is_connected(world: World) -> None:
+    world.reports(OFF)
+    world.step()
+    world.tx.execute("UPDATE nodes SET connected = false")
+    world.later(minutes=11)
+    command.outstanding(world.tx, [])
+    assert world.tx.execute("SELECT state, reason FROM commands").fetchall() == [("expired", "NotSent")]
+    world.step()
+    assert (world.runs(), world.sent()) == ([("node.reboot", "running")], [])
+    world.connects()
+    world.step()
+    assert [one.kind for one in world.sent()] == ["node.reboot"]
+    world.answers("expired", "NotStarted")
+    world.step()
+    assert [one.kind for one in world.sent()] == ["node.reboot"]
+    world.later(minutes=19)
+    world.step()
+    assert (world.run()["reason"], world.sent()) == ("not done within 30 min", [])
