@@ -175,4 +175,4 @@ def test_two_transactions_that_wait_for_each_other_both_end_well(database: str) 
             one.join()
         with pool.connection() as tx:
             assert tx.execute("SELECT id, plan_rev FROM nodes ORDER BY id").fetchall() == [("node_a", 2), ("node_b", 2)]
-    assert len(tries) == 3
+    assert len(tries) >= 3  # on a busy machine one may lose more than once
