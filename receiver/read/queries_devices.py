@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, and_, select
+from sqlalchemy import ColumnElement, Row, Select, and_, select, true
 from sqlalchemy.engine import Connection
 
 from receiver.errors import NotFound
@@ -42,17 +42,15 @@ def atoms_of(db: Connection, scope: Scope, column: ColumnElement[str], ids: Iter
 
     `column`: atoms.node_id or atoms.device_id, which is one of `ids`. In the order of device, id, generation.
     """
-    live = and_(
-        bookings.c.atom_id == atoms.c.id,
-        bookings.c.atom_generation == atoms.c.generation,
-        bookings.c.ended_at.is_(None),
-    )
+    of_atom = (bookings.c.atom_id == atoms.c.id, bookings.c.atom_generation == atoms.c.generation)
     held = (bookings.c.booking_id, bookings.c.tenant_id.label("booking_tenant"), bookings.c.created_at.label("booked_at"))
+    # There is one at most; with the limit it is looked up atom by atom, and never are all bookings of the fleet read.
+    live = select(*held).where(*of_atom, bookings.c.ended_at.is_(None)).limit(1).correlate(atoms).lateral("live")
     of_node = (nodes.c.placeable, nodes.c.status, nodes.c.trust, nodes.c.draining.label("node_draining"))
     query = (
-        visible(select(atoms, *held, *of_node), atoms, scope)
+        visible(select(atoms, *live.c, *of_node), atoms, scope)
         .join_from(atoms, nodes, nodes.c.id == atoms.c.node_id)
-        .outerjoin(bookings, live)
+        .outerjoin(live, true())
         .where(column.in_(list(ids)))
         .order_by(atoms.c.device_id, atoms.c.id, atoms.c.generation)
     )

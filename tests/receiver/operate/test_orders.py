@@ -1,6 +1,7 @@
 """Orders to nodes: reboots, resets, diagnoses, refreshes, and what is called off (SPEC B8, B9), asked as the command line asks,
 over a real receiver, Postgres and session."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -89,6 +90,18 @@ async def test_an_order_waits_for_bookings_and_says_so(served: Live) -> None:
     assert again["id"] == run["id"], "there is one a node"
     freed(served)
     assert (await daemon.command()).kind == "node.reboot"
+
+
+@live
+async def test_orders_at_once_are_one_reboot(served: Live) -> None:
+    daemon = await served.in_service(host(2))
+    booked(served)
+    calls = (served.api("nodes.reboot", nodeId=daemon.node_id, reason=f"caller {number}") for number in range(8))
+    assert len({run["id"] for run in await asyncio.gather(*calls)}) == 1
+    assert served.rows("SELECT count(*) FROM events WHERE type = 'api.write'") == [(8,)], "each of the callers is in the audit"
+    freed(served)
+    assert (await daemon.command()).kind == "node.reboot"
+    assert served.rows("SELECT count(*) FROM commands") == [(1,)]
 
 
 @live
