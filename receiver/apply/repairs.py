@@ -34,13 +34,15 @@ WINDOW = timedelta(days=7)  # of runs that count
 
 # Those that wait for a first look, and those that are named.
 _FRESH = """
-SELECT node_id FROM remediation_runs WHERE state = 'queued'
+SELECT node_id FROM remediation_runs WHERE ended_at IS NULL AND state = 'queued'
 UNION SELECT node_id FROM remediation_runs WHERE ended_at IS NULL AND node_id = ANY(%s)
 """
 # Those that wait for a first look come first: a node that has just failed is seen to at once.
 _DUE = """
-SELECT node_id FROM remediation_runs WHERE ended_at IS NULL
-GROUP BY node_id ORDER BY bool_or(state = 'queued') DESC, min(id)
+SELECT n.id, n.tenant_id, n.pool_id, CASE WHEN n.trust = 'platform' AND n.status IN ('adopting', 'adopted')
+  AND bool_and(r.state = 'waiting' AND NOT r.force AND NOT r.observed AND r.boot_id = n.boot_id) THEN max(r.reason) END
+FROM remediation_runs r JOIN nodes n ON n.id = r.node_id WHERE r.ended_at IS NULL
+GROUP BY n.id ORDER BY bool_or(r.state = 'queued') DESC, min(r.id)
 """
 _NODE = """
 SELECT n.tenant_id, n.pool_id, EXISTS (
@@ -70,10 +72,13 @@ WHERE id = %s AND finished_at IS NULL"""
 
 def work(run: Transaction) -> None:
     """The work of the singleton: judges the pools' breakers, then takes each node's runs on. A node that cannot be is logged, and
-    holds up no other."""
+    holds up no other. Of many that wait for the gate of their pool, one is asked for all while it is closed."""
     run(pool_stops.watch)
-    for node_id in run(due):
-        run(partial(_step_alone, node_id=node_id))
+    closed: dict[tuple[str, str | None], str | None] = {}
+    for node_id, tenant, pool_id, waits in run(due):
+        if waits is None or closed.get((tenant, pool_id)) != waits:
+            gate = run(partial(_step_alone, node_id=node_id))
+            closed[tenant, pool_id] = gate or closed.get((tenant, pool_id))
 
 
 def work_soon(run: Transaction, node_ids: Iterable[str]) -> None:
@@ -95,19 +100,22 @@ def fresh(tx: Connection, node_ids: Sequence[str]) -> list[str]:
     return [row[0] for row in tx.execute(_FRESH, [list(node_ids)]).fetchall()]
 
 
-def due(tx: Connection) -> list[str]:
-    """The nodes with open runs."""
-    return [row[0] for row in tx.execute(_DUE).fetchall()]
+def due(tx: Connection) -> list[tuple[str, str, str | None, str | None]]:
+    """The nodes with open runs, their tenants and pools; and, where they only wait for it to be over, for what."""
+    return tx.execute(_DUE).fetchall()
 
 
-def _step_alone(tx: Connection, node_id: str) -> None:
-    alone(tx, node_id, partial(step_node, tx, node_id), "repairs of a node cannot go on", LOST_RACE)
+def _step_alone(tx: Connection, node_id: str) -> str | None:
+    gates: list[str | None] = []
+    alone(tx, node_id, lambda: gates.append(step_node(tx, node_id)), "repairs of a node cannot go on", LOST_RACE)
+    return gates[-1] if gates else None
 
 
-def step_node(tx: Connection, node_id: str, mint: ids.Mint = ids.mint) -> Draft:
+def step_node(tx: Connection, node_id: str, mint: ids.Mint = ids.mint) -> str | None:
     """Takes the open runs of a node as far as they go now. Raises LookupError for a node that does not exist.
 
-    The pool's gate is passed before the node is locked: in that order everywhere.
+    The pool's gate is passed before the node is locked: in that order everywhere. Answers why it was closed; None: it was open,
+    or nobody had to pass it.
     """
     row = tx.execute(_NODE, [node_id]).fetchone()
     if row is None:
@@ -119,7 +127,8 @@ def step_node(tx: Connection, node_id: str, mint: ids.Mint = ids.mint) -> Draft:
         moved = draft.node.pool_id != pool_id or not waiting
         step(facts, draft, _seen(tx, node_id, "its pool has not been asked yet" if moved else gate))
 
-    return change(tx, node_id, rule, mint)
+    change(tx, node_id, rule, mint)
+    return gate
 
 
 def change(tx: Connection, node_id: str, rule: Rule, mint: ids.Mint = ids.mint) -> Draft:

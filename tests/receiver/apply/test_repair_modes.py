@@ -1,10 +1,11 @@
 """Where repairs do not go on: paused pools, pools in maintenance, dry runs (SPEC B8)."""
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 
-from receiver.apply import pool_stops, replan
+from receiver.apply import pool_stops, repairs, replan
 from receiver.apply.health import clear_device_health
 from receiver.store import database as db
 from receiver.store.database import Connection
@@ -12,6 +13,7 @@ from receiver.values import Fault
 from tests.receiver.apply.repair_world import GPU, OFF, POOL, SECOND, World, in_service
 from tests.receiver.builders import NODE
 
+PAUSED = "repairs of the pool are paused: too many of its nodes turned unhealthy"
 OTHER: Fault = replace(OFF, device_id=SECOND, bus_id="00000000:19:00.0")
 
 
@@ -50,7 +52,7 @@ def test_a_run_that_was_queued_before_waits_while_the_pool_is_paused(world: Worl
     pause(world)
     world.step()
     assert world.run()["state"] == "waiting"
-    assert world.run()["reason"] == "repairs of the pool are paused: too many of its nodes turned unhealthy"
+    assert world.run()["reason"] == PAUSED
     assert (world.sent(), world.disruptions()) == ([], [])
 
 
@@ -69,6 +71,55 @@ def test_clears_work_in_a_paused_pool(world: World) -> None:
     world.reports(OFF)
     clear_device_health(world.tx, GPU, "looked at")
     assert world.bookable() == [GPU, SECOND]
+
+
+def stepped(world: World) -> list[str]:
+    """The nodes that a round of the singleton's work has looked at."""
+    seen: list[str] = []
+
+    def step(tx: Connection, node_id: str) -> str | None:
+        seen.append(node_id)
+        return real(tx, node_id)
+
+    real = repairs.step_node
+    with patch("receiver.apply.repairs.step_node", step):
+        repairs.work(lambda work: work(world.tx))
+    return seen
+
+
+def wait_for(world: World, count: int, reason: str, force: bool = False, boot_id: str = "b") -> list[str]:
+    """So many nodes of the pool with a reboot that waits for this."""
+    made = [f"node_w{number}" for number in range(count)]
+    for node in made:
+        world.tx.execute(
+            "INSERT INTO nodes (id, tenant_id, pool_id, status, boot_id) VALUES (%s, 'default', %s, 'adopted', 'b')", [node, POOL]
+        )
+        world.tx.execute(
+            """INSERT INTO remediation_runs (id, node_id, tenant_id, pool_id, state, reason, force, boot_id, by, kind)
+               VALUES (%s, %s, 'default', %s, 'waiting', %s, %s, %s, 'ops', 'node.reboot')""",
+            [f"run_{node}", node, POOL, reason, force, boot_id],
+        )
+    return made
+
+
+def test_of_many_that_wait_for_a_paused_pool_one_is_asked_for_all(world: World) -> None:
+    pause(world)
+    made = wait_for(world, 4, PAUSED)
+    assert stepped(world) == made[:1]
+    pool_stops.resume(world.tx, POOL, by="ops")
+    assert stepped(world) == made, "it goes on"
+
+
+@pytest.mark.parametrize(
+    ("reason", "force", "boot_id"),
+    [("1 live bookings: b1", False, "b"), (PAUSED, True, "b"), (PAUSED, False, "another")],
+)
+def test_what_waits_for_something_else_or_may_go_on_is_looked_at_each_time(
+    world: World, reason: str, force: bool, boot_id: str
+) -> None:
+    pause(world)
+    made = wait_for(world, 3, reason, force, boot_id)
+    assert stepped(world) == made
 
 
 def test_the_breaker_trips_before_the_run_begins_that_it_is_about(world: World) -> None:
