@@ -73,6 +73,6 @@ def label(
 def _check_future(tx: Connection, until: datetime) -> None:
     if until.tzinfo is None:
         raise Invalid(f"until {until.isoformat()} has no time zone")
-    row = tx.execute("SELECT %s > now()", [until]).fetchone()
+    row = tx.execute("SELECT %s > bc_clock()", [until]).fetchone()
     if row is None or not row[0]:
         raise Invalid(f"until {until.isoformat()} is past")
