@@ -14,6 +14,7 @@ from receiver.apply.health import restart_counts
 from receiver.errors import NotFound, Refused
 from receiver.planning.devices import OUT
 from receiver.store.database import Connection
+from receiver.store.nodes import lock_node
 from receiver.store.words import jsonb, text
 from receiver.values import Command, CommandResult, Json, Payload
 
@@ -62,10 +63,13 @@ SELECT id, kind, payload, idempotency_key,
 FROM sent ORDER BY created_at, id
 """
 
+# (What is locked is being sent or ended just now, or another receiver has it expire.)
 _EXPIRE = """
-UPDATE commands SET state = 'expired', reason = 'NotSent', finished_at = bc_clock()
-WHERE finished_at IS NULL AND state = 'queued' AND not_after <= bc_clock()
-RETURNING node_id, idempotency_key
+WITH late AS (
+  SELECT id FROM commands WHERE finished_at IS NULL AND state = 'queued' AND not_after <= bc_clock()
+  FOR NO KEY UPDATE SKIP LOCKED)
+UPDATE commands c SET state = 'expired', reason = 'NotSent', finished_at = bc_clock() FROM late WHERE c.id = late.id
+RETURNING c.node_id, c.idempotency_key
 """
 
 # What was sent may have begun on the node: only its answer ends it.
@@ -171,6 +175,8 @@ def record_result(tx: Connection, node_id: str, result: CommandResult) -> bool:
 
     A node drops the faults of GPUs that it has reset and found in health (SPEC A4): it counts theirs from the start again.
     """
+    if not lock_node(tx, node_id):  # first, as everywhere
+        return False
     arguments = {
         "id": text(result.id),
         "node": node_id,

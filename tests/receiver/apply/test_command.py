@@ -279,3 +279,37 @@ def test_what_is_to_be_forgotten_goes_some_at_a_time(tx: Connection) -> None:
     assert forget(tx)
     assert not forget(tx)
     assert tx.execute("SELECT count(*) FROM commands").fetchone() == (0,)
+
+
+def test_results_and_retirements_at_once_do_not_wait_for_each_other_in_a_circle(database: str) -> None:
+    with psycopg.connect(database) as tx:
+        join(tx)
+        ids = [queue(tx, NODE, "gpu.reset", {"deviceId": "GPU-1"}, str(number)) for number in range(30)]
+
+    def answered(command_id: str) -> bool:
+        with psycopg.connect(database) as connection:
+            return record_result(connection, NODE, CommandResult(command_id, "succeeded", payload={"group": ["GPU-1"]}))
+
+    def retired() -> None:
+        with psycopg.connect(database) as connection:
+            nodes.retire(connection, NODE, reason="sold")
+
+    with ThreadPoolExecutor(9) as threads:
+        answers = threads.map(answered, ids)
+        threads.submit(retired).result()
+        assert all(answers)
+    with psycopg.connect(database) as tx:
+        assert tx.execute("SELECT count(*) FROM commands WHERE finished_at IS NULL").fetchone() == (0,)
+
+
+def test_what_is_locked_does_not_hold_up_what_expires(database: str) -> None:
+    with psycopg.connect(database) as tx, psycopg.connect(database) as other:
+        join(tx)
+        first, second = (queue(tx, NODE, "diag.nvml", {}, key, LATE) for key in "ab")
+        tx.commit()
+        other.execute("SELECT FROM commands WHERE id = %s FOR UPDATE", [first])
+        outstanding(tx, [])
+        assert [row(tx, one)[0] for one in (first, second)] == ["queued", "expired"]
+        other.rollback()
+        outstanding(tx, [])
+        assert row(tx, first)[0] == "expired"
