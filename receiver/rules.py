@@ -6,6 +6,7 @@ For programs that hold a connection to the receiver's database: metal's workflow
 from bettercompute.contract.gpu_models import GPU_MODELS, normalize_gpu_product
 
 from receiver.apply.health import clear_device_health, record_xid
+from receiver.apply.hygiene import run_hygiene
 from receiver.apply.inventory import apply_inventory
 from receiver.apply.telemetry import record_host_pressure
 from receiver.apply.trust import end_advisory_inventory, set_trust
@@ -21,5 +22,6 @@ __all__ = [
     "normalize_gpu_product",
     "record_host_pressure",
     "record_xid",
+    "run_hygiene",
     "set_trust",
 ]
