@@ -1,5 +1,6 @@
 """Commands are queued once a key, sent to every session until they have a result, and end once (SPEC A7)."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -8,9 +9,10 @@ import psycopg
 import pytest
 
 from receiver.apply import nodes
-from receiver.apply.command import CHANNEL, KEPT, KeyInUse, cancel, due, forget, outstanding, queue, record_result
+from receiver.apply.command import CHANNEL, KEPT, KeyInUse, cancel, cancel_all, due, forget, outstanding, queue, record_result
 from receiver.errors import NotFound, Refused
 from receiver.store.database import Connection
+from receiver.store.nodes import lock_node
 from receiver.values import CommandResult
 from tests.receiver.builders import NODE, OTHER, join
 
@@ -281,25 +283,27 @@ def test_what_is_to_be_forgotten_goes_some_at_a_time(tx: Connection) -> None:
     assert tx.execute("SELECT count(*) FROM commands").fetchone() == (0,)
 
 
-def test_results_and_retirements_at_once_do_not_wait_for_each_other_in_a_circle(database: str) -> None:
+def test_a_result_waits_for_who_has_the_node_before_it_locks_anything(database: str) -> None:
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
     with psycopg.connect(database) as tx:
         join(tx)
-        ids = [queue(tx, NODE, "gpu.reset", {"deviceId": "GPU-1"}, str(number)) for number in range(30)]
+        command_id = queue(tx, NODE, "gpu.reset", {"deviceId": "GPU-1"}, "key")
 
-    def answered(command_id: str) -> bool:
+    def answered() -> bool:
         with psycopg.connect(database) as connection:
-            return record_result(connection, NODE, CommandResult(command_id, "succeeded", payload={"group": ["GPU-1"]}))
+            return record_result(connection, NODE, CommandResult(command_id, "succeeded"))
 
-    def retired() -> None:
-        with psycopg.connect(database) as connection:
-            nodes.retire(connection, NODE, reason="sold")
-
-    with ThreadPoolExecutor(9) as threads:
-        answers = threads.map(answered, ids)
-        threads.submit(retired).result()
-        assert all(answers)
-    with psycopg.connect(database) as tx:
-        assert tx.execute("SELECT count(*) FROM commands WHERE finished_at IS NULL").fetchone() == (0,)
+    with ThreadPoolExecutor(1) as threads, psycopg.connect(database) as retiring:
+        lock_node(retiring, NODE)
+        result = threads.submit(answered)
+        with psycopg.connect(database, autocommit=True) as looking:
+            while looking.execute(waiting).fetchone() != (1,):
+                time.sleep(0.01)
+        retiring.execute("SET lock_timeout = '2s'")
+        cancel_all(retiring, NODE, "NodeRetired")
+        retiring.commit()
+        assert result.result()
+        assert row(retiring, command_id)[:2] == ("cancelled", "NodeRetired")
 
 
 def test_what_is_locked_does_not_hold_up_what_expires(database: str) -> None:
