@@ -99,8 +99,10 @@ def load(tx: Connection, node_id: str, offer: Offer, sent: Collection[str]) -> L
         "sent": list(sent),
         "compared": list(COMPARED),
     }
-    lock_node(tx, node_id)
-    row = tx.execute(_LOAD, arguments, prepare=True, binary=True).fetchone()
+    with tx.pipeline():  # two statements, one round trip
+        lock_node(tx, node_id)
+        found_node = tx.execute(_LOAD, arguments, prepare=True, binary=True)
+    row = found_node.fetchone()
     if row is None:
         raise LookupError(f"no node {node_id}")
     digest, applied_id, latest_id, applied, latest, stored, absent, unknown, hashes, bodies, found = row
