@@ -35,7 +35,7 @@ from tests.simulation.machine import Machine
 
 ROOT = Path(__file__).parents[2]
 CHANNELS = 4  # connections to each receiver, for all machines
-PATIENCE = 120.0  # seconds of a real clock for what a step has to wait for
+PATIENCE = 180.0  # seconds of a real clock for what a step has to wait for
 QUIET = 4  # times in a row, 20 ms apart, that no receiver was found at work
 CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
@@ -119,6 +119,7 @@ class Fleet:
         self.channels: dict[str, list[grpc.aio.Channel]] = {}
         self.bookings: dict[str, datetime] = {}  # and when they end
         self.names = itertools.count()
+        self.demand: tuple[int, float] = (0, 0.0)  # what is booked in each step: atoms, and for how long at most
 
     async def __aenter__(self) -> Self:
         self.directory = tempfile.TemporaryDirectory(prefix="bc-")
@@ -199,6 +200,11 @@ class Fleet:
         """What the API answers."""
         return await ask(self.receivers.api(), name, **keys)
 
+    def connected(self) -> float:
+        """The share of the machines that are up and have a session."""
+        up = [one for one in self.machines if one.up and not one.silent]
+        return sum(one.connected for one in up) / max(1, len(up))
+
     # ---- what happens
 
     async def step(self, seconds: float = 30.0) -> None:
@@ -206,6 +212,7 @@ class Fleet:
         at = self.clock.advance(seconds)
         await asyncio.gather(*(one.tick() for one in self.machines))
         self._end_bookings()
+        self.book(*self.demand)
         up = [one.node_id for one in self.machines if one.up and not one.silent]
         await self.wait_for("all machines to be heard", lambda: self.one(_UNHEARD, up, at) == 0)
         self.connection.execute("NOTIFY bc_remediation")  # time itself wakes nobody
@@ -246,12 +253,15 @@ class Fleet:
                 if task.done():
                     task.result()
             if time.monotonic() > end:
-                raise TimeoutError(f"waited {PATIENCE:g} s for {what}")
+                said = "\n".join(one.tail() for one in self.receivers.processes)
+                raise TimeoutError(f"waited {PATIENCE:g} s for {what}: {self.connected():.0%} are connected\n{said}")
             await asyncio.sleep(0.02)
 
     def book(self, count: int, seconds: float) -> int:
         """Placement books so many atoms, for at most so long; how many it got."""
         booked = 0
+        if not count:
+            return booked
         with db.dial(self.database) as tx:
             for candidate in placement.find(tx, count):
                 name = f"b{next(self.names)}"

@@ -179,6 +179,7 @@ class Machine(FakeDaemon):
                 if (task := asyncio.current_task()) is None or task.cancelling():
                     raise
             self.connected = False
+            await self.close()
             self.woken.clear()
             await asyncio.sleep(wait)
 

@@ -5,6 +5,7 @@ so never is.
 """
 
 import asyncio
+import itertools
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -18,14 +19,15 @@ from tests.simulation.machine import DEAD, FALLEN, WORN, Ailment, Machine
 
 NODES = 1000 if PROOF else 100
 KILLS = times(50)
+SUSPENDED = 3.0  # seconds: longer than a lease holds (receiver_process.py)
 STEP = 60.0 if PROOF else 90.0  # seconds of the fleet's time
 POLICY: dict[str, Any] = {"acceptance": [{"kind": "diag.nvml"}], "disruptionBudget": "5%"}
 ADOPTED = "SELECT count(*) FROM nodes WHERE status = 'adopted' AND pool_id = (SELECT id FROM pools WHERE name = %s)"
 AT_REST = """SELECT NOT EXISTS (SELECT FROM remediation_runs WHERE ended_at IS NULL)
   AND NOT EXISTS (SELECT FROM nodes n JOIN pools p ON p.id = n.pool_id AND p.mode = 'enforce' AND p.name = 'gpus'
     WHERE n.status = 'adopted' AND n.unhealthy)"""
-# How the GPUs of a hundred failing nodes fail: most fall off the bus, some wear, some are gone for good.
-SHARES = {FALLEN: 80, WORN: 15, DEAD: 5}
+# How GPUs fail, in turn: most fall off the bus, some wear, some are gone for good.
+AILMENTS = (FALLEN, DEAD, FALLEN, WORN, *16 * (FALLEN,), WORN, *4 * (FALLEN,))
 
 
 async def adopted(fleet: Fleet, name: str, count: int) -> None:
@@ -35,8 +37,7 @@ async def adopted(fleet: Fleet, name: str, count: int) -> None:
 
 async def fail(fleet: Fleet, machines: Sequence[Machine], within: float) -> dict[str, Ailment]:
     """One GPU of each machine fails within so many seconds; how, by node."""
-    kinds, weights = list(SHARES), list(SHARES.values())
-    chosen = {one.node_id: fleet.rng.choices(kinds, weights)[0] for one in machines}
+    chosen = {one.node_id: ailment for one, ailment in zip(machines, itertools.cycle(AILMENTS), strict=False)}
     for part in range(6):
         for one in machines[part::6]:
             await one.fails(fleet.rng.randrange(one.gpu_count), chosen[one.node_id])
@@ -77,6 +78,7 @@ def test_a_fleet_of_which_a_tenth_fails_at_once_is_paused_and_repaired_after(dat
             for kept in apart[2:]:
                 await fleet.api("nodes.maintenance", nodeId=kept.node_id, reason="a test")
             assert fleet.book(NODES, 900.0) > NODES // 2
+            fleet.demand = NODES // 10, 900.0
             failed = await fail(fleet, gpus[: NODES * 12 // 100], 60.0)
             await fail(fleet, [*watched, *apart], 60.0)
             await fleet.until("pause", lambda: of(fleet.log(), "pool.remediation.paused"), 10.0, 300.0)
@@ -106,10 +108,12 @@ def test_receivers_that_are_killed_or_suspended_at_any_moment_do_nothing_twice(d
         async with Fleet(database, receivers=2, hygiene_every="1s") as fleet:
             gpus = await fleet.pool("gpus", NODES, **POLICY)
             troubles = asyncio.create_task(trouble(fleet, random.Random(5)))
+            fleet.tasks.append(troubles)
             failed: dict[str, Ailment] = {}
             try:
                 await adopted(fleet, "gpus", NODES)
                 fleet.book(NODES // 2, 600.0)
+                fleet.demand = NODES // 20, 600.0
                 size = NODES * 6 // 100  # a wave that the breaker lets pass
                 while not troubles.done():
                     failed |= await fail(fleet, gpus[len(failed) : len(failed) + size], 60.0)
@@ -127,13 +131,18 @@ def test_receivers_that_are_killed_or_suspended_at_any_moment_do_nothing_twice(d
 
 
 async def trouble(fleet: Fleet, rng: random.Random) -> None:
-    """Kills one receiver or the other, now and then both, and starts it again; suspends one for longer than its leases hold."""
+    """Kills one receiver or the other, now and then both, and starts it again; suspends one for longer than its leases hold.
+
+    Mostly when the machines are back from the last time: a fleet that only connects has nothing to lose.
+    """
     for number in range(KILLS):
-        await asyncio.sleep(rng.uniform(0.2, 2.5))
+        if rng.random() < 0.8:
+            await fleet.wait_for("the machines to be back", lambda: fleet.connected() > 0.9)
+        await asyncio.sleep(rng.uniform(0.1, 2.0))
         chosen = rng.choice(([0], [1], [0, 1]))
         await asyncio.gather(*(fleet.receivers.kill(one) for one in chosen))
         await asyncio.sleep(rng.uniform(0.0, 0.5))
         await asyncio.gather(*(fleet.receivers.start(one) for one in chosen))
         if number % 5 == 0:
             await asyncio.sleep(rng.uniform(0.2, 1.0))
-            await fleet.receivers.suspend(rng.choice((0, 1)), 4.0)
+            await fleet.receivers.suspend(rng.choice((0, 1)), SUSPENDED)
