@@ -91,6 +91,7 @@ VIEWS: Mapping[str, Callable[[Object], Object]] = {
     "stops": lifecycle.stop,
     "runs": lifecycle.run,
     "commands": lifecycle.command,
+    "result.checks": picked("check", "result", "reason", "deviceId", "busId", "warning"),
     "nodes.why:devices": nodes.why_device,
     "atoms.list:atoms": nodes.bookable,
     "images.list:nodes": nodes.images,

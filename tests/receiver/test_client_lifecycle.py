@@ -47,6 +47,7 @@ def test_a_diagnosis_shows_what_did_not_pass_first() -> None:
         {"id": "cmd_1", "state": "succeeded", "payload": {}, "result": {"passed": False, "checks": checks}}, "commands.get"
     )
     first = lines.index("result.checks")
+    assert lines[first + 1].split() == ["check", "result", "reason"]
     assert [line.split()[0] for line in lines[first + 2 :]] == ["c.fail", "c.unknown", "c.pass", "c.not-applicable"]
     assert "payload  -" in lines
 
