@@ -55,7 +55,8 @@ proof-conclude: $(STAMP)  ## the same for what the receiver concludes: a fleet o
 	@BC_PROOF=1 $(BIN)/pytest --timeout=3000 tests/receiver/read/test_scale.py tests/receiver/test_races.py
 
 proof-lifecycle: $(STAMP)  ## the same for the loops: a fleet of 1,000 nodes that fails, and 50 kills of its receivers
-	@BC_PROOF=1 $(BIN)/pytest --timeout=3000 tests/simulation tests/receiver/test_handing_over.py tests/receiver/apply/test_hygiene_at_scale.py
+	@BC_PROOF=1 $(BIN)/pytest --timeout=3000 tests/simulation tests/receiver/test_handing_over.py tests/receiver/apply/test_hygiene_at_scale.py \
+	  tests/receiver/apply/test_acceptance_histories.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
