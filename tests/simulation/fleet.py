@@ -202,8 +202,11 @@ class Fleet:
 
     def connected(self) -> float:
         """The share of the machines that are up and have a session."""
-        up = [one for one in self.machines if one.up and not one.silent]
+        up = self._up()
         return sum(one.connected for one in up) / max(1, len(up))
+
+    def _up(self) -> list[Machine]:
+        return [one for one in self.machines if one.up and not one.silent]
 
     # ---- what happens
 
@@ -213,8 +216,7 @@ class Fleet:
         await asyncio.gather(*(one.tick() for one in self.machines))
         self._end_bookings()
         self.book(*self.demand)
-        up = [one.node_id for one in self.machines if one.up and not one.silent]
-        await self.wait_for("all machines to be heard", lambda: self.one(_UNHEARD, up, at) == 0)
+        await self.wait_for("all machines to be heard", lambda: self.one(_UNHEARD, [one.node_id for one in self._up()], at) == 0)
         self.connection.execute("NOTIFY bc_remediation")  # time itself wakes nobody
         await self.rest()
 

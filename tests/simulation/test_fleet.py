@@ -21,7 +21,7 @@ NODES = 1000 if PROOF else 100
 KILLS = times(50)
 SUSPENDED = 3.0  # seconds: longer than a lease holds (receiver_process.py)
 STEP = 60.0 if PROOF else 90.0  # seconds of the fleet's time
-POLICY: dict[str, Any] = {"acceptance": [{"kind": "diag.nvml"}], "disruptionBudget": "5%"}
+POLICY: dict[str, Any] = {"acceptance": [{"kind": "diag.nvml"}], "disruptionBudget": "3%"}
 ADOPTED = "SELECT count(*) FROM nodes WHERE status = 'adopted' AND pool_id = (SELECT id FROM pools WHERE name = %s)"
 AT_REST = """SELECT NOT EXISTS (SELECT FROM remediation_runs WHERE ended_at IS NULL)
   AND NOT EXISTS (SELECT FROM nodes n JOIN pools p ON p.id = n.pool_id AND p.mode = 'enforce' AND p.name = 'gpus'
