@@ -85,6 +85,15 @@ WHERE node_id = %(node)s AND finished_at IS NULL
 RETURNING node_id, idempotency_key
 """
 
+# (Of repairs that nobody forces.)
+_HOLD_BACK = """
+UPDATE commands c SET state = 'cancelled', reason = %(reason)s, finished_at = bc_clock()
+FROM remediation_runs r JOIN nodes n ON n.id = r.node_id
+WHERE r.command_id = c.id AND r.ended_at IS NULL AND r.kind IN ('node.reboot', 'gpu.reset') AND NOT r.force
+  AND c.finished_at IS NULL AND c.state = 'queued' AND (n.id = %(node)s OR n.pool_id = %(pool)s)
+RETURNING c.node_id, c.idempotency_key
+"""
+
 _FORGET = f"""
 DELETE FROM commands WHERE id IN (
   SELECT id FROM commands WHERE finished_at < bc_clock() - %(kept)s ORDER BY finished_at LIMIT {_PRUNED})
@@ -209,6 +218,11 @@ def cancel(tx: Connection, command_id: str, reason: str) -> None:
 def cancel_all(tx: Connection, node_id: str, reason: str) -> None:
     """Ends all commands of a node whose answers nobody waits for any more."""
     _wake(tx, tx.execute(_CANCEL_ALL, {"node": node_id, "reason": text(reason)}).fetchall())
+
+
+def hold_back(tx: Connection, reason: str, node_id: str | None = None, pool_id: str | None = None) -> None:
+    """Ends the commands of a node's, or a pool's, repairs that were not sent: a person has it from now on."""
+    _wake(tx, tx.execute(_HOLD_BACK, {"reason": reason, "node": node_id, "pool": pool_id}).fetchall())
 
 
 def forget(tx: Connection) -> bool:

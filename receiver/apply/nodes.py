@@ -9,7 +9,8 @@ from datetime import datetime
 
 from receiver import ids
 from receiver.apply.act import act
-from receiver.apply.command import cancel_all
+from receiver.apply.command import cancel_all, hold_back
+from receiver.apply.repairs import settle
 from receiver.apply.session import disbelieve
 from receiver.errors import Invalid, NotFound
 from receiver.planning import labels as inventory_labels
@@ -26,10 +27,13 @@ def adopt(tx: Connection, node_id: str, by: str = "", reason: str = "", mint: id
 def maintenance(
     tx: Connection, node_id: str, until: datetime | None = None, by: str = "", reason: str = "", mint: ids.Mint = ids.mint
 ) -> Draft:
-    """A person has the node. `until`: when they mean to be done. Raises Invalid for a time that is past, or has no zone."""
+    """A person has the node: what waits to repair it is over. `until`: when they mean to be done. Raises Invalid for a time that
+    is past, or has no zone."""
     if until is not None:
         _check_future(tx, until)
-    return act(tx, node_id, lifecycle.maintenance(by, until.isoformat() if until else None, reason), mint=mint)
+    draft = act(tx, node_id, lifecycle.maintenance(by, until.isoformat() if until else None, reason), mint=mint)
+    hold_back(tx, "the node is in maintenance", node_id=node_id)
+    return settle(tx, node_id, mint) if draft.runs else draft
 
 
 def retire(tx: Connection, node_id: str, by: str = "", reason: str = "", mint: ids.Mint = ids.mint) -> Draft:
@@ -37,7 +41,7 @@ def retire(tx: Connection, node_id: str, by: str = "", reason: str = "", mint: i
     draft = act(tx, node_id, lifecycle.retire(reason), inventory_too=True, mint=mint)
     disbelieve(tx, node_id)
     cancel_all(tx, node_id, "NodeRetired")
-    return draft
+    return settle(tx, node_id, mint) if draft.runs else draft
 
 
 def delete(tx: Connection, node_id: str, by: str = "", reason: str = "", mint: ids.Mint = ids.mint) -> Draft:

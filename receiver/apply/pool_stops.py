@@ -7,7 +7,7 @@ planned again: what would have been queued meanwhile is queued then.
 from datetime import datetime
 
 from receiver import ids
-from receiver.apply import replan
+from receiver.apply import command, replan
 from receiver.errors import Invalid, Refused
 from receiver.events import event
 from receiver.planning import breaker, budget
@@ -39,7 +39,7 @@ ORDER BY p.id
 """
 _OVER = """UPDATE pool_stops SET ended_at = bc_clock()
 WHERE kind = 'maintenance' AND ended_at IS NULL AND (detail ->> 'until')::timestamptz <= bc_clock() RETURNING pool_id"""
-_UNHEALTHY = "SELECT id FROM nodes WHERE pool_id = %s AND unhealthy AND status = 'adopted'"
+_UNHEALTHY = "SELECT id FROM nodes WHERE pool_id = %s AND unhealthy AND status IN ('adopting', 'adopted')"
 _FORGET = f"""DELETE FROM unhealthy_turns WHERE at < bc_clock() - interval '{KEPT}'
 AND seq IN (SELECT seq FROM unhealthy_turns ORDER BY seq LIMIT {_PRUNED})"""
 
@@ -102,7 +102,8 @@ def _resume(tx: Connection, pool_id: str, by: str | None, mint: ids.Mint) -> Non
 
 
 def begin_maintenance(tx: Connection, pool_id: str, by: str, reason: str, until: datetime | None = None) -> None:
-    """A person has the whole pool, until a time or until they say so; who had it before has it no more.
+    """A person has the whole pool, until a time or until they say so; who had it before has it no more. Repairs that no node has
+    been told of are over.
 
     Raises Invalid for a time that is past or has no zone, LookupError for no pool.
     """
@@ -115,6 +116,7 @@ def begin_maintenance(tx: Connection, pool_id: str, by: str, reason: str, until:
     tx.execute(_END, {"pool": pool_id, "kind": MAINTENANCE, "by": by})
     detail = {"by": by, "reason": reason, **({"until": until.isoformat()} if until is not None else {})}
     tx.execute(_OPEN, {"pool": pool_id, "kind": MAINTENANCE, "detail": jsonb(detail)})
+    command.hold_back(tx, "the pool is in maintenance", pool_id=pool_id)
 
 
 def end_maintenance(tx: Connection, pool_id: str, by: str) -> None:

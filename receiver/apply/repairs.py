@@ -31,6 +31,7 @@ from receiver.values import Json, Payload
 EVERY = 5.0  # seconds between two looks at all open runs, when nothing wakes it
 START_WITHIN = timedelta(minutes=10)  # of a command
 WINDOW = timedelta(days=7)  # of runs that count
+NOT_ASKED = "its pool has not been asked yet"
 
 # Those that wait for a first look, and those that are named.
 _FRESH = """
@@ -125,10 +126,15 @@ def step_node(tx: Connection, node_id: str, mint: ids.Mint = ids.mint) -> str | 
 
     def rule(facts: Facts, draft: Draft) -> None:
         moved = draft.node.pool_id != pool_id or not waiting
-        step(facts, draft, _seen(tx, node_id, "its pool has not been asked yet" if moved else gate))
+        step(facts, draft, _seen(tx, node_id, NOT_ASKED if moved else gate))
 
     change(tx, node_id, rule, mint)
     return gate
+
+
+def settle(tx: Connection, node_id: str, mint: ids.Mint = ids.mint) -> Draft:
+    """Ends at once which runs of a node that has become a person's, or a tenant's, may not go on. (Its pool is not asked.)"""
+    return change(tx, node_id, lambda facts, draft: step(facts, draft, _seen(tx, node_id, NOT_ASKED)), mint)
 
 
 def change(tx: Connection, node_id: str, rule: Rule, mint: ids.Mint = ids.mint) -> Draft:

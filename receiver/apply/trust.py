@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from receiver import ids
 from receiver.apply.act import act
+from receiver.apply.repairs import settle
 from receiver.apply.session import disbelieve
 from receiver.errors import Invalid, Refused
 from receiver.planning import acceptance, lifecycle
@@ -43,7 +44,8 @@ def set_trust(
         draft.node = replace(draft.node, trust=trust, lease_id=lease_id)
         acceptance.interrupt(draft)
 
-    return act(tx, node_id, begin, mint=mint)
+    draft = act(tx, node_id, begin, mint=mint)
+    return settle(tx, node_id, mint) if draft.runs else draft
 
 
 def end_advisory_inventory(

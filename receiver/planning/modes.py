@@ -16,17 +16,22 @@ def hush(facts: Facts, before: Draft, draft: Draft) -> None:
         draft.events = [replace(one, payload={**one.payload, "maintenance": True}) for one in draft.events]
 
 
+def not_ours(facts: Facts, draft: Draft) -> str | None:
+    """Why nobody here may do anything to the node, in words; None: somebody may."""
+    if draft.node.status in ("retired", "deleted"):
+        return f"the node is {draft.node.status}"
+    return "the node is tenant-controlled" if facts.advisory or draft.node.trust != "platform" else None
+
+
 def barred(facts: Facts, draft: Draft) -> str | None:
     """Why no repair of this node is queued or begun now, in words; None: it may be.
 
     (In a pool that only observes it is recorded, see `observing`.)
     """
-    if facts.advisory or draft.node.trust != "platform":
-        return "the node is tenant-controlled"
+    if (why := not_ours(facts, draft)) is not None:
+        return why
     if draft.node.status == "maintenance":
         return "the node is in maintenance"
-    if draft.node.status in ("retired", "deleted"):
-        return f"the node is {draft.node.status}"
     if facts.pool is not None and facts.pool.maintenance:
         return "the pool is in maintenance"
     if facts.pool is not None and facts.pool.paused:

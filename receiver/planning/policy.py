@@ -13,6 +13,7 @@ from receiver.values import Json
 
 REPLICAS = (1, 48)  # slots of a GPU; 48 clients are what MPS takes
 GPUS = 1024  # of a node: no machine has as many
+REBOOT_TIMEOUT = 1800  # seconds
 LISTED = 64  # entries of a list
 _PROFILE = re.compile(r"[0-9a-z][0-9a-z.+-]{0,31}")
 _CHECK_KIND = re.compile(r"[a-z][a-z0-9-]*(\.[a-z0-9-]+)*")
@@ -33,6 +34,7 @@ class Policy:
     links: str = "no"  # whether NvLinkDegraded and IbLinkDown are NoSchedule: "no", "node"
     on_gpu_missing: str | None = None  # onGpuMissing: "node", "no"; None: `node` where the node's GPUs have NVLink peers
     escalate_to: str = "node"  # remediation.escalateTo: whom a failed reset takes out, "node" or "device"
+    reboot_timeout: int = REBOOT_TIMEOUT  # remediation.rebootTimeout: seconds from a reboot's start to its proof
     breaker_min_nodes: int = 2  # breaker.minNodes
     disruption_budget: str | int = "5%"  # of the nodes in service, or a number of them; 0: nothing is disrupted
 
@@ -168,6 +170,7 @@ KEYS: Mapping[str, Key] = {
         Key("links", "links", _word("no", "node"), '"no" or "node"'),
         Key("onGpuMissing", "on_gpu_missing", _word("no", "node"), '"no" or "node"'),
         Key("remediation.escalateTo", "escalate_to", _word("node", "device"), '"node" or "device"'),
+        Key("remediation.rebootTimeout", "reboot_timeout", _whole(60, 86_400), "a whole number of seconds, 60 to 86400"),
         Key("breaker.minNodes", "breaker_min_nodes", _whole(1, 1_000_000), "a whole number, 1 or more"),
         Key("disruptionBudget", "disruption_budget", _budget, 'a percentage such as "5%", or a number of nodes'),
     )

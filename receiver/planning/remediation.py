@@ -20,6 +20,8 @@ from receiver.values import Payload
 REBOOT: RunKind = "node.reboot"
 RESET: RunKind = "gpu.reset"
 REPAIRS = (REBOOT, RESET)
+UNDER_WAY = ("running", "verifying")  # states of a run that has begun
+NODE = ""  # as a whole, among its GPUs
 KINDS = {"reboot-node": REBOOT, "reset-gpu": RESET}  # by remedy
 _TOLD = {"queued": "queued", "running": "started", "succeeded": "succeeded", "failed": "failed"}  # states in events
 
@@ -55,13 +57,18 @@ def advance(draft: Draft, run: Run, state: RunState, reason: str = "") -> Run:
 
 
 def drain(draft: Draft, run: Run, draining: bool) -> None:
-    """Takes no bookings from now on, or does again: the node, or a reset's GPUs."""
-    if run.kind == RESET:
-        for device_id in run.devices:
-            if device_id in draft.devices:
-                draft.put("devices", replace(draft.devices[device_id], draining=draining))
-    elif run.kind != "diag.nvml":
-        draft.node = replace(draft.node, draining=draining)
+    """Takes no bookings from now on, or does again: the node, or a reset's GPUs. What another run is at still takes none."""
+    at_it = [one for one in draft.runs.values() if one.id != run.id and one.state in UNDER_WAY and not draining]
+    for place in _drained(run).difference(*(_drained(one) for one in at_it)):
+        if place == NODE:
+            draft.node = replace(draft.node, draining=draining)
+        elif place in draft.devices:
+            draft.put("devices", replace(draft.devices[place], draining=draining))
+
+
+def _drained(run: Run) -> frozenset[str]:
+    """What takes no bookings while a run is under way: GPUs, or the NODE. A diagnosis by NVML disturbs nobody."""
+    return frozenset(run.devices) if run.kind == RESET else frozenset([NODE] if run.kind != "diag.nvml" else [])
 
 
 def open_runs(draft: Draft, *kinds: RunKind) -> list[Run]:

@@ -11,10 +11,11 @@ from datetime import datetime, timedelta
 
 from receiver.planning import health, modes
 from receiver.planning.escalation import Past, escalate, too_many
-from receiver.planning.remediation import REBOOT, REPAIRS, RESET, advance, drain, is_open, open_runs
+from receiver.planning.policy import REBOOT_TIMEOUT
+from receiver.planning.remediation import REBOOT, REPAIRS, RESET, UNDER_WAY, advance, drain, is_open, open_runs
 from receiver.planning.view import CommandState, Draft, Facts, Run, RunState, Step
 
-TIMEOUT = timedelta(minutes=30)  # from the start of a repair to its proof
+TIMEOUT = timedelta(seconds=REBOOT_TIMEOUT)  # from the start of a repair to its proof, where no policy says another
 BUSY = ("node-busy", "gpu-busy")  # reasons of bcd: something still uses what no booking has any more
 BUSY_AGAIN = timedelta(minutes=1)  # until it is asked again, and
 BUSY_PATIENCE = timedelta(minutes=15)  # for how long
@@ -55,12 +56,9 @@ def step(facts: Facts, draft: Draft, seen: Seen) -> None:
     before: dict[str, Run] = {}
     while before != draft.runs:
         before = dict(draft.runs)
-        for run in sorted(before.values(), key=lambda run: (run.state in _NOT_BEGUN, run.kind != REBOOT, run.id)):
+        for run in sorted(before.values(), key=lambda run: (run.state not in UNDER_WAY, run.kind != REBOOT, run.id)):
             if not (now := draft.runs[run.id]).ended:
                 STATES[now.state](facts, draft, now, seen)
-
-
-_NOT_BEGUN = ("queued", "waiting")
 
 
 def _end(facts: Facts, draft: Draft, run: Run, state: RunState, reason: str, to_person: bool = False) -> None:
@@ -94,15 +92,14 @@ def _wait(facts: Facts, draft: Draft, run: Run, seen: Seen) -> None:
 
 def _pointless(facts: Facts, draft: Draft, run: Run) -> str | None:
     """Why a run that has not begun is not to begin at all, in words."""
-    diagnosis = run.kind not in REPAIRS
-    if facts.advisory or draft.node.trust != "platform":
-        return "the node is tenant-controlled"
-    if draft.node.status in ("retired", "deleted"):
-        return f"the node is {draft.node.status}"
-    if modes.in_maintenance(facts, draft) and not run.force and not diagnosis:
+    if (why := modes.not_ours(facts, draft)) is not None:
+        return why
+    if modes.in_maintenance(facts, draft) and not run.force and run.kind in REPAIRS:
         return "the node is in maintenance"
     if run.observed != modes.observing(facts) and not run.by:
         return "the pool does not only observe any more" if run.observed else "the pool only observes"
+    if not run.by and facts.pool is None:
+        return "the node is in no pool any more"
     if not run.by and not any(is_open(draft, key) for key in run.cause_keys):
         return "what it was for is closed"
     return None
@@ -121,7 +118,7 @@ def _held(facts: Facts, draft: Draft, run: Run, seen: Seen) -> str | None:
     if not facts.online:
         return "the node is not connected"
     for other in open_runs(draft, *REPAIRS, "diag.nvml", "diag.dcgm"):
-        if other.id != run.id and other.state not in _NOT_BEGUN:
+        if other.id != run.id and other.state in UNDER_WAY:
             return f"{other.kind} {other.id} is under way"
     if run.force:
         return None
@@ -147,9 +144,9 @@ def _observe(facts: Facts, draft: Draft, run: Run, seen: Seen) -> None:
 
 def _run(facts: Facts, draft: Draft, run: Run, seen: Seen) -> None:
     progress = seen.progress[run.id]
-    command = progress.command
+    command = progress.command if run.command_id is not None else None
     ended = command is not None and command.state not in ("queued", "sent")
-    if (why := _taken(facts, draft)) is not None:
+    if (why := modes.not_ours(facts, draft)) is not None:
         _end(facts, draft, run, "cancelled", why)
     elif run.kind in REPAIRS and _other_boot(facts, run):
         advance(draft, run, "verifying", "the node has another boot id")
@@ -158,16 +155,13 @@ def _run(facts: Facts, draft: Draft, run: Run, seen: Seen) -> None:
             advance(draft, run, "verifying", "the node has reset and checked it")
         else:
             _end(facts, draft, run, "succeeded", _diagnosis(command))
-    elif _late(progress, seen):
-        _end(facts, draft, run, "failed", f"not done within {_minutes(TIMEOUT)}", to_person=_concerns_a_person(run, command))
+    elif _late(facts, run, seen):
+        said = f"not done within {_minutes(_limit(facts, run))}"
+        _end(facts, draft, run, "failed", said, to_person=_concerns_a_person(run, command))
+    elif command is not None and command.state == "cancelled" and modes.in_maintenance(facts, draft) and not run.force:
+        _end(facts, draft, run, "cancelled", "the node is in maintenance")
     elif command is not None and ended and command.state != "succeeded":
         _not_done(facts, draft, run, progress, command, seen)
-
-
-def _taken(facts: Facts, draft: Draft) -> str | None:
-    if facts.advisory or draft.node.trust != "platform":
-        return "the node is tenant-controlled"
-    return f"the node is {draft.node.status}" if draft.node.status in ("retired", "deleted") else None
 
 
 def _not_done(facts: Facts, draft: Draft, run: Run, progress: Progress, command: CommandState, seen: Seen) -> None:
@@ -204,8 +198,16 @@ def _diagnosis(command: CommandState) -> str:
     return {True: "the diagnosis passed", False: "the diagnosis found what is wrong"}[found] if isinstance(found, bool) else ""
 
 
-def _late(progress: Progress, seen: Seen) -> bool:
-    return progress.began is not None and seen.now - progress.began >= TIMEOUT
+def _late(facts: Facts, run: Run, seen: Seen) -> bool:
+    began = seen.progress[run.id].began
+    return began is not None and seen.now - began >= _limit(facts, run)
+
+
+def _limit(facts: Facts, run: Run) -> timedelta:
+    """From the start of a run to its proof: of a reboot as the pool's policy says."""
+    if run.kind != REBOOT or facts.pool is None:
+        return TIMEOUT
+    return timedelta(seconds=facts.pool.policy.reboot_timeout)
 
 
 def _minutes(time: timedelta) -> str:
@@ -216,15 +218,15 @@ def _minutes(time: timedelta) -> str:
 
 
 def _verify(facts: Facts, draft: Draft, run: Run, seen: Seen) -> None:
-    if (why := _taken(facts, draft)) is not None:
+    if (why := modes.not_ours(facts, draft)) is not None:
         _end(facts, draft, run, "cancelled", why)
     elif again := _faults_since(facts, draft, run):
         _end(facts, draft, run, "failed", f"{', '.join(again)} again", to_person=True)
     elif (lacking := _unproven(facts, draft, run, seen)) is None:
         _close(facts, draft, run)
         _end(facts, draft, run, "succeeded", "the inventory shows its GPUs without a finding")
-    elif _late(seen.progress[run.id], seen):
-        _end(facts, draft, run, "failed", f"{lacking}, {_minutes(TIMEOUT)} after it began", to_person=True)
+    elif _late(facts, run, seen):
+        _end(facts, draft, run, "failed", f"{lacking}, {_minutes(_limit(facts, run))} after it began", to_person=True)
 
 
 def _faults_since(facts: Facts, draft: Draft, run: Run) -> list[str]:

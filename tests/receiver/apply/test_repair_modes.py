@@ -152,6 +152,7 @@ def test_a_pool_in_maintenance_ends_what_waits_queues_nothing_and_lets_what_runs
     replan.drain(world.tx)
     assert world.runs() == [("node.reboot", "cancelled"), ("node.reboot", "queued")]
     world.step()
+    assert len(world.sent()) == 1
     pool_stops.begin_maintenance(world.tx, POOL, by="ops", reason="firmware")
     world.answers_by_reboot()
     world.step()

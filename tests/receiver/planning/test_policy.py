@@ -21,7 +21,7 @@ def test_every_key_sets_its_field() -> None:
         "xid": {"109": {"policy": None}, "63": {"policy": "device"}, "31": {"policy": "node"}},
         "links": "node",
         "onGpuMissing": "no",
-        "remediation": {"escalateTo": "device"},
+        "remediation": {"escalateTo": "device", "rebootTimeout": 3600},
         "breaker": {"minNodes": 3},
         "disruptionBudget": "2.5%",
     }
@@ -35,6 +35,7 @@ def test_every_key_sets_its_field() -> None:
         links="node",
         on_gpu_missing="no",
         escalate_to="device",
+        reboot_timeout=3600,
         breaker_min_nodes=3,
         disruption_budget="2.5%",
     )
