@@ -1,118 +1,13 @@
 """The checker is checked: a story in which all is well has no violation, and each violation that is planted in it is found."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import psycopg
 import pytest
 
-from receiver.store import database as db
-from tests.receiver import builders
-from tests.simulation import invariants, witness
-from tests.simulation.clock import Clock
-from tests.simulation.log import Entry
-
-POOL, NODE, OTHER, GPU = "pool_1", "node_1", "node_2", "GPU-1"
-CAUSE = {"deviceId": GPU, "source": "xid", "code": "Xid79", "bootId": "boot-1"}
-BUDGET, CALM = {"disruptionBudget": 1, "breaker": {"minNodes": 3}}, {"disruptionBudget": 9, "breaker": {"minNodes": 1}}
-
-
-class Story:
-    """A log in the making. A step is a transaction of its own, ten seconds after the last, unless it says otherwise."""
-
-    def __init__(self) -> None:
-        self.entries: list[Entry] = []
-        self.at, self.tx = 0.0, 0
-        self.rows: dict[tuple[str, str], dict[str, Any]] = {}
-
-    def tell(self, what: str, key: str, node: str = NODE, seconds: float = 10.0, **value: Any) -> None:
-        """A row becomes this; columns that are not named stay."""
-        row = self.rows.setdefault((what, key), {})
-        row.update(value)
-        self.at, self.tx = self.at + seconds, self.tx + (seconds > 0)
-        self.entries.append(Entry(len(self.entries), self.tx, self.at, what, node, key, dict(row)))
-
-    def node(self, node: str = NODE, seconds: float = 10.0, **value: Any) -> None:
-        """A node is so from now on."""
-        born = {"status": "adopted", "trust": "platform", "pool_id": POOL, "draining": False, "boot_id": "boot-1"}
-        self.tell("nodes", node, node, seconds, **{**({} if ("nodes", node) in self.rows else born), **value})
-
-    def pool(self, policy: Mapping[str, Any], mode: str = "enforce") -> None:
-        """A pool, as it is from now on."""
-        self.tell("pools", POOL, "", mode=mode, policy=policy)
-
-    def fault(self, open_now: bool = True, node: str = NODE, gpu: str = GPU, boot: str = "boot-1", **more: Any) -> None:
-        """A fault is open, or closed."""
-        closed = None if open_now else "then"
-        self.tell("device_health", gpu, node, **{"source": "xid", "code": "Xid79", "boot_id": boot, "closed_at": closed, **more})
-
-    def run(self, state: str, run: str = "run_1", node: str = NODE, seconds: float = 10.0, **value: Any) -> None:
-        """A run is in this state."""
-        born = {"kind": "node.reboot", "devices": [GPU], "causes": [CAUSE], "by": "", "force": False, "observed": False}
-        more = {} if ("remediation_runs", run) in self.rows else {**born, "boot_id": "boot-1", "command_id": None}
-        self.tell("remediation_runs", run, node, seconds, **{**more, "state": state, **value})
-        self.tell("remediation_steps", run, node, 0.0, state=state)
-        if state in invariants._TOLD and not value.get("observed"):
-            self.event(f"node.remediation.{invariants._TOLD[state]}", node, runId=run)
-
-    def event(self, kind: str, node: str = "", **payload: Any) -> None:
-        """An event in the transaction of the last step."""
-        self.tell("events", kind, node, 0.0, pool_id=POOL, payload=payload)
-
-    def start(self, run: str = "run_1", node: str = NODE, **value: Any) -> None:
-        """A run that waits starts: its command is there, and the node drains."""
-        command = f"cmd_{run}"
-        self.tell("remediation_steps", run, node, state="waiting")
-        self.run("running", run, node, command_id=command, **value)
-        self.node(node, 0.0, draining=True)
-        self.tell("disruptions", f"dis_{run}", node, 0.0, pool_id=POOL, kind="remediation", owner=run, ended_at=None)
-        kind = self.rows["remediation_runs", run]["kind"]
-        self.tell("commands", command, node, 0.0, kind=kind, idempotency_key=f"remediation:{run}", state="queued")
-
-    def effect(self, run: str = "run_1", node: str = NODE, boot: str = "boot-2") -> None:
-        """The node reboots, and says that it did."""
-        self.tell("commands", f"cmd_{run}", node, state="sent")
-        self.tell("effects", f"cmd_{run}", node, kind="node.reboot", boot_id="boot-1")
-        self.node(node, boot_id=boot)
-        self.tell("commands", f"cmd_{run}", node, state="succeeded")
-        self.run("verifying", run, node)
-
-    def succeed(self, run: str = "run_1", node: str = NODE, cleared: bool = True) -> None:
-        """The repair is proven: in one transaction its fault closes and the node takes bookings again."""
-        self.run("succeeded", run, node)
-        if cleared:
-            row = {"source": "xid", "code": "Xid79", "boot_id": "boot-1", "closed_at": "then"}
-            self.tell("device_health", GPU, node, 0.0, **row)
-        self.node(node, 0.0, draining=False)
-        self.tell("disruptions", f"dis_{run}", node, 0.0, ended_at="then")
-
-    def book(self, live: bool = True, node: str = NODE, gpu: str = GPU, name: str = "b1") -> None:
-        """A booking begins or ends."""
-        self.tell("bookings", name, node, device_id=gpu, atom_id=gpu, ended_at=None if live else "then")
-
-
-def fleet(policy: Mapping[str, Any] = BUDGET) -> Story:
-    """A pool of two nodes in service; one has a fault, and a repair of it is queued."""
-    story = Story()
-    story.pool(policy)
-    story.node()
-    story.node(OTHER)
-    story.fault()
-    story.run("queued", seconds=0.0)
-    return story
-
-
-def healed() -> Story:
-    """A booking ends, the node is rebooted, and the fault is gone."""
-    story = fleet()
-    story.book()
-    story.run("waiting")
-    story.book(live=False)
-    story.start()
-    story.effect()
-    story.succeed()
-    return story
+from tests.simulation import invariants
+from tests.simulation.story import BUDGET, CALM, NODE, OTHER, POOL, Story, fleet, healed
 
 
 def rules(story: Story) -> set[str]:
@@ -434,42 +329,3 @@ def test_tells_what_is_left_at_the_end() -> None:
         assert any(one.startswith(part) for one in left), (part, left)
     story.event("node.remediation.escalated", OTHER)
     assert not any(one.startswith(OTHER) for one in invariants.loose_ends(story.entries, POOL))
-
-
-# ---- the witness and the clock, in a database
-
-
-def test_the_witness_sees_each_change_once_and_in_order(database: str) -> None:
-    with psycopg.connect(database, autocommit=True) as connection:
-        clock = Clock(connection)
-        witness.install(connection)
-        with db.dial(database) as tx:
-            builders.join(tx)
-            builders.apply(tx, builders.host(1))
-        clock.advance(3600)
-        connection.execute("UPDATE nodes SET last_seen = bc_clock(), epoch = epoch + 1")
-        connection.execute("UPDATE nodes SET trust = 'tenant-controlled'")
-        connection.execute("UPDATE nodes SET trust = 'tenant-controlled'")
-        witness.effect(connection, builders.NODE, "cmd_1", "node.reboot", "boot-1")
-        log = witness.read(connection)
-        trusts = [one.value["trust"] for one in log if one.what == "nodes"]
-        assert trusts[-1] == "tenant-controlled"
-        assert trusts.count("tenant-controlled") == 1
-        assert (log[-1].what, log[-1].node, log[-1].key) == ("effects", builders.NODE, "cmd_1")
-        assert next(one.key for one in log if one.what == "events") == "node.joined"
-        assert 3600 <= log[-1].at - log[0].at < 3601
-        assert invariants.check(log) != []  # an effect that nobody asked for
-
-
-def test_time_goes_on_as_the_test_says_and_never_back(database: str) -> None:
-    with psycopg.connect(database, autocommit=True) as connection, db.dial(database, autocommit=True) as other:
-        clock = Clock(connection)
-        read = "SELECT bc_clock(), extract(epoch FROM bc_clock() - %s::timestamptz)::float8"
-        earlier, _ = other.execute(read, [clock.now]).fetchone() or (None, 0)
-        clock.advance(86400)
-        later, past = other.execute(read, [clock.now]).fetchone() or (None, 0)
-        assert earlier is not None
-        assert later is not None
-        assert 86400 <= (later - earlier).total_seconds() < 86401
-        assert 0 <= past < 1
-        assert 86400 <= clock.passed < 86401
