@@ -10,7 +10,7 @@ from receiver.errors import Invalid, NotFound, Refused
 from receiver.planning import modes
 from receiver.planning.escalation import escalate
 from receiver.planning.lifecycle import Rule, refuse_out
-from receiver.planning.remediation import REBOOT, RESET, advance, drain, is_open, needs, open_runs
+from receiver.planning.remediation import REBOOT, RESET, UNDER_WAY, advance, drain, is_open, needs, open_runs
 from receiver.planning.reset_group import group
 from receiver.planning.view import Draft, Facts, Order, RunKind, Step
 from receiver.values import Payload
@@ -75,7 +75,7 @@ def _expected(facts: Facts, present: int) -> Payload:
 
 def cancel(run_id: str, by: str, reason: str) -> Rule:
     """A run is to go no further. What it was for and is still open is a person's from then on. What the node has begun goes on
-    there."""
+    there: a repair that is under way leaves it to a person too, for nobody may book it before that has come to its end."""
 
     def rule(facts: Facts, draft: Draft) -> None:
         run = draft.runs.get(run_id)
@@ -83,7 +83,8 @@ def cancel(run_id: str, by: str, reason: str) -> Rule:
             raise Refused(f"run {run_id} has ended")
         now = advance(draft, run, "cancelled", f"cancelled by {by}" + (f": {reason}" if reason else ""))
         drain(draft, now, False)
-        if not now.observed and not facts.advisory and any(is_open(draft, key) for key in now.cause_keys):
+        under_way = run.state in UNDER_WAY and run.kind in (REBOOT, RESET)
+        if not now.observed and not facts.advisory and (under_way or any(is_open(draft, key) for key in now.cause_keys)):
             escalate(facts, draft, now)
 
     return rule

@@ -208,6 +208,15 @@ def test_a_cancelled_repair_leaves_its_open_fault_to_a_person(world: World) -> N
         repairs.cancel(world.tx, "run_none", "alice")
 
 
+def test_a_repair_that_is_cancelled_under_way_leaves_the_node_to_a_person_for_it_may_still_reboot(world: World) -> None:
+    run_id = repairs.reboot(world.tx, NODE, "alice", "")
+    world.step()
+    assert len(world.sent()) == 1
+    repairs.cancel(world.tx, run_id, "bob")
+    assert (world.run()["state"], world.node()["status"], world.bookable()) == ("cancelled", "maintenance", [])
+    assert world.told() == ["queued", "started", "escalated"]
+
+
 def test_an_ordered_run_without_a_fault_is_cancelled_without_consequence(world: World) -> None:
     run_id = repairs.reboot(world.tx, NODE, "alice", "")
     repairs.cancel(world.tx, run_id, "bob")
