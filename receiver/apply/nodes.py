@@ -32,8 +32,10 @@ def maintenance(
     if until is not None:
         _check_future(tx, until)
     draft = act(tx, node_id, lifecycle.maintenance(by, until.isoformat() if until else None, reason), mint=mint)
+    if not draft.runs:
+        return draft
     hold_back(tx, "the node is in maintenance", node_id=node_id)
-    return settle(tx, node_id, mint) if draft.runs else draft
+    return settle(tx, node_id, mint)
 
 
 def retire(tx: Connection, node_id: str, by: str = "", reason: str = "", mint: ids.Mint = ids.mint) -> Draft:
