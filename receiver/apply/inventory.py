@@ -84,7 +84,7 @@ def write(
     view.write(statement, loaded.rows, draft, mint)
     if not statement.run(tx):
         return False
-    view.notify(tx, loaded.node_id, draft)
+    view.notify(tx, loaded.node_id, draft, reported=True)
     return True
 
 

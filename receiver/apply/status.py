@@ -49,7 +49,7 @@ def record_status(
         if statement.empty:
             return True
     statement.run(tx)
-    view.notify(tx, node_id, draft)
+    view.notify(tx, node_id, draft, reported=True)
     tell(draft.events)
     return True
 

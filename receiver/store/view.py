@@ -248,9 +248,12 @@ def publish(statement: Statement, draft: Draft, mint: Mint) -> None:
         statement.add("events", _INSERT_EVENTS, {"pool": draft.node.pool_id, "rows": listed})
 
 
-def notify(tx: Connection, node_id: str, draft: Draft) -> None:
-    """Sends the draft's notices when the transaction commits, and wakes who repairs when something came of this node's faults."""
-    if draft.orders or draft.turns or (draft.runs and draft.events):
+def notify(tx: Connection, node_id: str, draft: Draft, reported: bool = False) -> None:
+    """Sends the draft's notices when the transaction commits, and wakes who repairs when something came of this node's faults.
+
+    `reported`: the node itself has told something new, which a repair may wait for.
+    """
+    if draft.orders or draft.turns or (draft.runs and (reported or draft.events)):
         tx.execute("SELECT pg_notify(%s, %s)", [REMEDIATION, node_id])
     attempts.notify(tx, node_id, draft)
     told = [{"reason": one.reason, "deviceId": one.device_id, "nodeId": node_id} for one in draft.notices]

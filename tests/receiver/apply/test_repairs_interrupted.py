@@ -121,3 +121,16 @@ def test_a_reboot_has_as_long_as_the_pools_policy_says(world: World) -> None:
     world.later(minutes=1)
     world.step()
     assert (world.run()["state"], world.run()["reason"]) == ("failed", "not done within 60 min")
+
+
+def test_what_a_node_under_repair_tells_wakes_who_repairs_also_where_it_is_no_event(world: World) -> None:
+    world.reports(OFF)
+    world.step()
+    world.faults.clear()
+    world.connects("boot-2")
+    world.tx.commit()
+    world.tx.execute("LISTEN bc_remediation")
+    world.collects()  # the same inventory, in another boot
+    assert world.told("node.inventory.") == ["changed"], "no other than its first"
+    world.tx.commit()
+    assert [note.payload for note in world.tx.notifies(timeout=5, stop_after=1)] == [NODE]
