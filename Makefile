@@ -13,7 +13,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: $(STAMP)       ## the main job: three hosts report, one changes, the receiver tells
+demo: $(STAMP)       ## the main job: hosts report, fail, are booked, cleared, moved and repaired; the receiver tells
 	@$(BIN)/python -m tests.demo
 
 test: $(STAMP)       ## every test but the long proofs
@@ -56,7 +56,7 @@ proof-conclude: $(STAMP)  ## the same for what the receiver concludes: a fleet o
 
 proof-lifecycle: $(STAMP)  ## the same for the loops: a fleet of 1,000 nodes that fails, and 50 kills of its receivers
 	@BC_PROOF=1 $(BIN)/pytest --timeout=3000 tests/simulation tests/receiver/test_handing_over.py tests/receiver/apply/test_hygiene_at_scale.py \
-	  tests/receiver/apply/test_acceptance_histories.py
+	  tests/receiver/apply/test_acceptance_histories.py tests/receiver/apply/test_repairs_histories.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

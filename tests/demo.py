@@ -2,7 +2,7 @@
 
 An embedded Postgres and a receiver start; bcd reports for this host and for recorded ones, and the receiver tells what it knows:
 an inventory, its history, what differs after a GPU and a disk went; then the story of what it concludes (tests/story.py), and of
-a node that proves itself (tests/story_acceptance.py). Nothing is left behind.
+a node that proves itself and one that is repaired (tests/story_acceptance.py, story_repair.py). Nothing is left behind.
 """
 
 import subprocess
@@ -15,6 +15,7 @@ from tests.end_to_end.processes import Fleet, fleet
 from tests.hosts_catalog import copy, drop_gpu, swap_disk
 from tests.story import Story, older_table
 from tests.story_acceptance import a_node_proves_itself
+from tests.story_repair import a_node_is_repaired
 
 STARTED = time.monotonic()
 
@@ -69,6 +70,7 @@ def main() -> None:
             story = Story(run, say, lambda method, **arguments: show(run, method, **arguments))
             story.tell(models)
             a_node_proves_itself(story)
+            a_node_is_repaired(story)
             say("stopping")
     say("done; nothing is left behind")
 

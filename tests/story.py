@@ -100,7 +100,8 @@ class Story:
         self.add("h100-a", "h100-sxm-8")
         self.add("h100-b", "h100-sxm-8", seed=2)
         self.add("a100-mig", "a100-mig-8")
-        pool = self.run.api("pools.create", name="h100", gpuModel="H100", reason="demo")["id"]
+        policy = '{"disruptionBudget": 0}'  # a person repairs here
+        pool = self.run.api("pools.create", name="h100", gpuModel="H100", policy=policy, reason="demo")["id"]
         for name in ("h100-a", "h100-b"):
             self.run.api("nodes.move", nodeId=self.nodes[name], poolId=pool, reason="demo")
         self.until("8 bookable GPUs", lambda: self.bookable("h100-a") == sorted(self.gpus("h100-a")))

@@ -8,7 +8,6 @@ import asyncio
 import itertools
 import json
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -22,13 +21,12 @@ from bettercompute.agent.v1 import session_pb2 as pb
 from tests.agent.processes import process
 from tests.agent.session.fake_gateway import FakeGateway, Stream
 from tests.end_to_end.processes import BIN, Fleet, Process, fleet, wait_for
-from tests.hosts_catalog import copy, lose_gpu
+from tests.end_to_end.rebooting import Machine, machine
+from tests.hosts_catalog import lose_gpu
 from tests.queue_command import ended, queue
 from tests.repetitions import times
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 HOST = "l4-cloud-vm"
-ALLOW = "inventory.refresh,diag.nvml,diag.dcgm,gpu.reset,node.reboot"
 _serial = itertools.count(1)
 
 
@@ -37,56 +35,6 @@ def run() -> Iterator[Fleet]:
     """One receiver for the tests of this file."""
     with tempfile.TemporaryDirectory(prefix="bc-") as directory, fleet(Path(directory)) as started:
         yield started
-
-
-@dataclass
-class Machine:
-    """A recorded host that can be rebooted: `systemctl` notes the call, changes the boot id and kills bcd, its parent."""
-
-    host: Path
-    systemctl: Path
-
-    @property
-    def reboots(self) -> int:
-        """How often it went down."""
-        noted = self.systemctl.with_suffix(".calls")
-        return len(noted.read_text().splitlines()) if noted.exists() else 0
-
-    @property
-    def env(self) -> dict[str, str]:
-        """bcd's settings."""
-        return {
-            "BCD_SETTLE": "0s",
-            "BCD_COMMANDS_ALLOW": ALLOW,
-            "BCD_TOOLS_SYSTEMCTL": str(self.systemctl),
-            "BCD_RESET_PAUSE": "",
-        }
-
-    def wait_until_up(self) -> None:
-        """A machine that is going down starts nothing before it is up again."""
-        time.sleep(0.2)  # a systemctl that bcd was about to start has started by now
-        going, up = (self.systemctl.with_suffix(suffix) for suffix in (".calls", ".up"))
-        wait_for("the machine to be up", lambda: not going.exists() or up.exists())
-
-
-def machine(base: Path, before: str = "") -> Machine:
-    """A copy of a recorded host. `before`: shell commands of `systemctl` that run before anything is done."""
-    made = Machine(copy(HOST, base), base / "systemctl")
-    made.systemctl.write_text(
-        f"""#!/bin/sh
-exec > /dev/null 2>&1  # bcd, which reads this, may die first
-die() {{ [ "$(cat /proc/$PPID/comm)" = bcd ] && kill -9 $PPID; }}
-{before}
-echo "$*" >> {made.systemctl}.calls
-cd {ROOT} && {sys.executable} -c 'import sys; from pathlib import Path; from tests.hosts_catalog import new_boot
-new_boot(Path(sys.argv[1]))' {made.host}
-die
-touch {made.systemctl}.up
-"""
-    )
-    made.systemctl.chmod(0o755)
-    made.systemctl.with_suffix(".calls").unlink(missing_ok=True)
-    return made
 
 
 def folder(run: Fleet) -> Path:
@@ -122,7 +70,7 @@ class Node:
 @pytest.fixture
 def node(run: Fleet) -> Iterator[Node]:
     base = folder(run)
-    made = Node(run, base.name + "-data", machine(base))
+    made = Node(run, base.name + "-data", machine(base, HOST))
     made.start()
     yield made
     run.daemons.pop(made.name).stop()
@@ -149,7 +97,7 @@ def test_diag_nvml_counts_and_names_each_check(node: Node) -> None:
 
 def test_a_kind_that_is_not_allowed_or_not_known_here_is_answered_so(run: Fleet) -> None:
     base = folder(run)
-    cautious = Node(run, base.name + "-data", machine(base))
+    cautious = Node(run, base.name + "-data", machine(base, HOST))
     run.daemon(cautious.name, cautious.machine.host, {"BCD_SETTLE": "0s"})
     cautious.id = run.applied(cautious.name)["nodeId"]
     answer = cautious.answer(cautious.order("node.reboot"))
@@ -209,7 +157,7 @@ def test_killed_at_any_point_a_reboot_happens_exactly_once(run: Fleet) -> None:
     chance = random.Random(11)
     for _ in range(times(30)):
         base = folder(run)
-        node = Node(run, base.name + "-data", machine(base))
+        node = Node(run, base.name + "-data", machine(base, HOST))
         node.start()
         command = node.order("node.reboot")
         time.sleep(chance.uniform(0.0, 0.15))
@@ -246,7 +194,7 @@ class Talk:
 
     def __init__(self, base: Path, before: str = "") -> None:
         self.base = base
-        self.machine = machine(base, before)
+        self.machine = machine(base, HOST, before)
         self.results: list[pb.CommandResult] = []
 
     async def life(self, play: Callable[[Stream], Awaitable[None]], until: Callable[[], bool]) -> None:

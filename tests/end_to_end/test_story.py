@@ -6,6 +6,7 @@ from pathlib import Path
 from tests.end_to_end.processes import fleet
 from tests.story import Story, older_table
 from tests.story_acceptance import a_node_proves_itself
+from tests.story_repair import a_node_is_repaired
 
 
 def test_the_story_of_what_a_fleet_s_reports_conclude() -> None:
@@ -18,3 +19,8 @@ def test_the_story_of_what_a_fleet_s_reports_conclude() -> None:
 def test_the_story_of_a_node_that_proves_itself() -> None:
     with tempfile.TemporaryDirectory(prefix="bc-") as directory, fleet(Path(directory)) as run:
         a_node_proves_itself(Story(run))
+
+
+def test_the_story_of_a_node_that_is_repaired() -> None:
+    with tempfile.TemporaryDirectory(prefix="bc-") as directory, fleet(Path(directory)) as run:
+        a_node_is_repaired(Story(run))
