@@ -97,7 +97,8 @@ class Hotplug:
                 self._spacing = self._spacing.take(self._clock())
                 continue
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), wait)
+                async with asyncio.timeout(wait):
+                    await self._changed.wait()
 
     def _learn(self, host: Host) -> None:
         """What the functions that are there are, once: an event of their removal comes too late to ask."""

@@ -159,7 +159,8 @@ class Prober:
             wait = min(interval, RETRY) if self.history.last and self.history.last.error == "Hang" else interval
             self._resettled.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._resettled.wait(), wait or None)
+                async with asyncio.timeout(wait or None):
+                    await self._resettled.wait()
                 continue
             await self.probe()
 

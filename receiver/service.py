@@ -116,7 +116,8 @@ async def _serve(config: Config, url: str, server: EmbeddedPostgres | None) -> N
 
 async def _set_within(event: asyncio.Event, seconds: float) -> bool:
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await event.wait()
     return event.is_set()
 
 

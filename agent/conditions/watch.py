@@ -74,7 +74,8 @@ class Conditions:
     async def judged(self) -> None:
         """Waits for the first look, but not for long (VPD is slow, others that are asked may not answer)."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._judged.wait(), PATIENCE)
+            async with asyncio.timeout(PATIENCE):
+                await self._judged.wait()
 
     async def run(self) -> None:
         """For ever."""
@@ -87,7 +88,8 @@ class Conditions:
                 _log.error("the conditions cannot be judged: %s", error)
             self._judged.set()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), INTERVAL)
+                async with asyncio.timeout(INTERVAL):
+                    await self._wake.wait()
 
     async def _look(self) -> None:
         config = self._node.config()

@@ -161,7 +161,8 @@ class Link:
             delay = reconnect.delay(self._end, failures, random.random())
             self._report(error, 0.0 if self._again.is_set() else delay)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._again.wait(), delay)
+                async with asyncio.timeout(delay):
+                    await self._again.wait()
 
     async def _session(self) -> str:
         """One session, from Hello to its end. Returns why it ended, for a person."""

@@ -217,7 +217,8 @@ class Api:
     async def _sleep(self) -> None:
         async with self.woken:
             try:
-                await asyncio.wait_for(self.woken.wait(), POLL)
+                async with asyncio.timeout(POLL):
+                    await self.woken.wait()
             except TimeoutError:
                 return
 

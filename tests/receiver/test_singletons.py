@@ -366,3 +366,26 @@ async def test_what_cannot_wait_is_fenced_too(pool: db.Pool) -> None:
         await until(lambda: "a" in one.held)
         one.channels["bc_test"]("node_1")
         await until(lambda: bool(lost) and "a" not in one.held)
+
+
+@pytest.mark.parametrize("moments", range(6))
+def test_cancelled_in_the_moment_in_which_it_is_woken_it_ends(moments: int) -> None:
+    """Python 3.11's wait_for() would go on: a receiver that is stopped as it takes its leases would never end."""
+
+    async def loop(event: asyncio.Event) -> None:
+        while True:
+            await Singletons._set_within(event, 60.0)
+            event.clear()
+
+    async def woken_and_cancelled() -> None:
+        event = asyncio.Event()
+        waiting = asyncio.create_task(loop(event))
+        await asyncio.sleep(0.01)
+        event.set()
+        for _ in range(moments):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        ended, _ = await asyncio.wait({waiting}, timeout=1.0)
+        assert ended
+
+    asyncio.run(woken_and_cancelled())
