@@ -381,6 +381,7 @@ commands = Table(
     c.words("state", values.COMMAND_STATES),
     Index(None, "node_id", "id"),
     Index(None, "tenant_id", "id"),
+    Index(None, "kind", "id"),
     Index(None, "kind", "state", "id"),
     Index(None, "state", "id"),
     Index("ix_commands_ended", "finished_at", postgresql_where=text("finished_at IS NOT NULL")),

@@ -142,6 +142,7 @@ CREATE INDEX ix_acceptance_attempts_running ON acceptance_attempts (node_id) WHE
 -- What commands.list reads, and what is forgotten.
 CREATE INDEX ix_commands_node_id_id ON commands (node_id, id);
 CREATE INDEX ix_commands_tenant_id_id ON commands (tenant_id, id);
+CREATE INDEX ix_commands_kind_id ON commands (kind, id);
 CREATE INDEX ix_commands_kind_state_id ON commands (kind, state, id);
 CREATE INDEX ix_commands_state_id ON commands (state, id);
 CREATE INDEX ix_commands_ended ON commands (finished_at) WHERE finished_at IS NOT NULL;
