@@ -134,11 +134,12 @@ def test_whatever_happens_no_fault_is_repaired_twice_and_nobody_is_hit(tx: Conne
     for _ in range(STEPS):
         history.happen()
         history.world.step()
+        history.world.step()  # the gate is asked before a step: what one that has ended gives free is taken by the next
         history.check()
         before = tx.execute("SELECT (SELECT count(*) FROM remediation_steps), (SELECT count(*) FROM events)").fetchone()
         history.world.step()
         after = tx.execute("SELECT (SELECT count(*) FROM remediation_steps), (SELECT count(*) FROM events)").fetchone()
-        assert after == before, "a step that is made twice does nothing more"
+        assert after == before, "a step that is made again does nothing more"
 
 
 def test_histories_come_to_everything_that_is_to_be_tried(tx: Connection) -> None:
