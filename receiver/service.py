@@ -36,7 +36,7 @@ from receiver.operate.methods import runners
 from receiver.planning.pressure import Levels
 from receiver.read.api import EVENTS_CHANNEL, Api
 from receiver.read.queries import open_engine
-from receiver.singletons import Singletons
+from receiver.singletons import Singletons, set_within
 from receiver.store import database, embedded
 from receiver.store.embedded import EmbeddedPostgres
 
@@ -102,7 +102,7 @@ async def _serve(config: Config, url: str, server: EmbeddedPostgres | None) -> N
         await receiver.start()
         LOG.info("ready", extra={"session": config.listen_session, "api": config.listen_api, "database": database.shown(url)})
         notify_systemd("READY=1")
-        while not await _set_within(stop, LOOK_EVERY):
+        while not await set_within(stop, LOOK_EVERY):
             receiver.check()
             if server is not None and server.process.poll() is not None:
                 happened = f"it ended by itself with {server.process.returncode}"
@@ -112,13 +112,6 @@ async def _serve(config: Config, url: str, server: EmbeddedPostgres | None) -> N
     finally:
         await receiver.stop()
     LOG.info("stopped")
-
-
-async def _set_within(event: asyncio.Event, seconds: float) -> bool:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    return event.is_set()
 
 
 class Receiver:

@@ -59,6 +59,14 @@ def while_true(work: Callable[[Connection], bool]) -> Callable[[Run], None]:
     return rounds
 
 
+async def set_within(event: asyncio.Event, seconds: float) -> bool:
+    """Waits until it is set, at most so long; whether it is. (Python 3.11's wait_for() may lose a cancellation.)"""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()
+
+
 def _named(soon: Callable[[Run, frozenset[str]], object], names: frozenset[str], run: Run) -> object:
     return soon(run, names)
 
@@ -134,24 +142,17 @@ class Singletons:
     async def _tend(self, kind: Singleton) -> None:
         woken = self.woken[kind.name]
         while True:
-            await self._set_within(woken, kind.every)
+            await set_within(woken, kind.every)
             woken.clear()
             await self._work(kind, kind.work)
 
     async def _hurry(self, kind: Singleton, soon: Callable[[Run, frozenset[str]], object]) -> None:
         hurried = self.hurried[kind.name]
         while True:
-            await self._set_within(hurried, kind.soon_every)
+            await set_within(hurried, kind.soon_every)
             hurried.clear()
             names, self.named[kind.name] = frozenset(self.named[kind.name]), set()
             await self._work(kind, partial(_named, soon, names))
-
-    @staticmethod
-    async def _set_within(event: asyncio.Event, seconds: float) -> None:
-        """Waits until it is set, at most so long. (Python 3.11's wait_for() loses a cancellation that comes with the event.)"""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await event.wait()
 
     async def _work(self, kind: Singleton, work: Callable[[Run], object]) -> None:
         lease = self.held.get(kind.name)

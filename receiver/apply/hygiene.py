@@ -23,7 +23,7 @@ from receiver.planning.hygiene import TYPES, Cause, Guarded, Key, Moment, Option
 from receiver.planning.view import Draft, Facts
 from receiver.singletons import Run
 from receiver.store.conditions import plainly
-from receiver.store.database import AGAIN, LOST_RACE, NO_ANSWER, Connection
+from receiver.store.database import NO_ANSWER, Connection, again
 from receiver.store.leases import LeaseLost
 from receiver.store.words import jsonb
 
@@ -95,16 +95,13 @@ def run_hygiene(engine: Engine, options: Options = Options(), mint: ids.Mint = i
 
 
 def _transact(engine: Engine, work: Callable[[Connection], T]) -> T:
-    for left in range(AGAIN, -1, -1):
-        try:
-            with engine.connect() as connection:
-                tx: Any = connection.connection.driver_connection
-                with tx.transaction():
-                    return work(tx)
-        except LOST_RACE:
-            if not left:
-                raise
-    raise AssertionError("the last one returns or raises")
+    def once() -> T:
+        with engine.connect() as connection:
+            tx: Any = connection.connection.driver_connection
+            with tx.transaction():
+                return work(tx)
+
+    return again(once)
 
 
 def sweep(run: Run, options: Options, mint: ids.Mint = ids.mint) -> Swept:

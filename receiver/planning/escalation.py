@@ -57,7 +57,7 @@ def escalate(facts: Facts, draft: Draft, run: Run) -> None:
         return
     why = f"{run.kind} {run.id} {run.state}: {run.reason}"
     for other in list(draft.runs.values()):
-        if other.id != run.id and other.state in ("queued", "waiting"):
+        if other.id != run.id and not other.begun:
             advance(draft, other, "cancelled", "the node is in maintenance")
     if draft.node.status in ("adopting", "adopted"):
         become(draft, "maintenance", why)

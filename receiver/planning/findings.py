@@ -148,6 +148,12 @@ FINDINGS: Mapping[str, Finding] = {
 }
 
 
+def in_words(row: Health) -> str:
+    """A finding for a person: what it means, and its values."""
+    values = ", ".join(f"{name} {value}" for name, value in sorted(row.detail.items()) if value is not True)
+    return FINDINGS[row.code].meaning + (f": {values}" if values else "")
+
+
 def plan(facts: Facts, draft: Draft) -> None:
     """The findings of each GPU that the inventory lists, but those that are another node's. To run behind devices.plan."""
     section = (facts.sections or {}).get("gpus")

@@ -11,7 +11,7 @@ from receiver.errors import Refused
 from receiver.events import event
 from receiver.planning.atoms import GONE, hindrance
 from receiver.planning.faults import NO_POLICY, verdict_on
-from receiver.planning.findings import FINDINGS
+from receiver.planning.findings import in_words
 from receiver.planning.verdicts import is_switch
 from receiver.planning.view import Draft, Facts, Health, History, Notice
 from receiver.values import Json
@@ -82,8 +82,7 @@ def _tell(facts: Facts, before: Draft, draft: Draft) -> Iterator[str]:
 def describe(facts: Facts, row: Health) -> str:
     """A fault in words for a person, without the driver's text: that holds names of a tenant's processes."""
     if row.source == "inventory":
-        values = ", ".join(f"{name} {value}" for name, value in sorted(row.detail.items()) if value is not True)
-        return FINDINGS[row.code].meaning + (f": {values}" if values else "")
+        return in_words(row)
     return verdict_on(facts, row.code, row.detail.get("message", "")).name or f"{row.code} is in no table"
 
 

@@ -67,6 +67,16 @@ class Run:
         return self.state in RUN_ENDED
 
     @property
+    def under_way(self) -> bool:
+        """Whether the node is at it, or its proof is awaited."""
+        return self.state in ("running", "verifying")
+
+    @property
+    def begun(self) -> bool:
+        """Whether it waits no more."""
+        return self.under_way or self.ended
+
+    @property
     def cause_keys(self) -> frozenset[HealthKey]:
         """What it is for, as rows of device health are keyed."""
         return frozenset(Cause(one["deviceId"], one["source"], one["code"], one["bootId"]).key for one in self.causes)

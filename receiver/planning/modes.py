@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from receiver.planning.devices import OUT
 from receiver.planning.view import Draft, Facts
 
 
@@ -18,7 +19,7 @@ def hush(facts: Facts, before: Draft, draft: Draft) -> None:
 
 def not_ours(facts: Facts, draft: Draft) -> str | None:
     """Why nobody here may do anything to the node, in words; None: somebody may."""
-    if draft.node.status in ("retired", "deleted"):
+    if draft.node.status in OUT:
         return f"the node is {draft.node.status}"
     return "the node is tenant-controlled" if facts.advisory or draft.node.trust != "platform" else None
 

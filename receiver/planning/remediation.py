@@ -20,7 +20,6 @@ from receiver.values import Payload
 REBOOT: RunKind = "node.reboot"
 RESET: RunKind = "gpu.reset"
 REPAIRS = (REBOOT, RESET)
-UNDER_WAY = ("running", "verifying")  # states of a run that has begun
 NODE = ""  # as a whole, among its GPUs
 KINDS = {"reboot-node": REBOOT, "reset-gpu": RESET}  # by remedy
 _TOLD = {"queued": "queued", "running": "started", "succeeded": "succeeded", "failed": "failed"}  # states in events
@@ -58,7 +57,7 @@ def advance(draft: Draft, run: Run, state: RunState, reason: str = "") -> Run:
 
 def drain(draft: Draft, run: Run, draining: bool) -> None:
     """Takes no bookings from now on, or does again: the node, or a reset's GPUs. What another run is at still takes none."""
-    at_it = [one for one in draft.runs.values() if one.id != run.id and one.state in UNDER_WAY and not draining]
+    at_it = [one for one in draft.runs.values() if one.id != run.id and one.under_way and not draining]
     for place in _drained(run).difference(*(_drained(one) for one in at_it)):
         if place == NODE:
             draft.node = replace(draft.node, draining=draining)
@@ -189,7 +188,7 @@ def _join(facts: Facts, draft: Draft, run: Run, need: Need) -> None:
 def _swallow(draft: Draft, runs: Iterable[Run]) -> Iterator[Cause]:
     """Ends the resets that have not begun; answers what they were for."""
     for run in runs:
-        if run.kind == RESET and run.state in ("queued", "waiting"):
+        if run.kind == RESET and not run.begun:
             advance(draft, run, "cancelled", "the node is to be rebooted")
             yield from _causes(run.causes)
 

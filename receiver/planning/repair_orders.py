@@ -10,7 +10,7 @@ from receiver.errors import Invalid, NotFound, Refused
 from receiver.planning import modes
 from receiver.planning.escalation import escalate
 from receiver.planning.lifecycle import Rule, refuse_out
-from receiver.planning.remediation import REBOOT, RESET, UNDER_WAY, advance, drain, is_open, needs, open_runs
+from receiver.planning.remediation import REBOOT, RESET, advance, drain, is_open, needs, open_runs
 from receiver.planning.reset_group import group
 from receiver.planning.view import Draft, Facts, Order, RunKind, Step
 from receiver.values import Payload
@@ -83,7 +83,7 @@ def cancel(run_id: str, by: str, reason: str) -> Rule:
             raise Refused(f"run {run_id} has ended")
         now = advance(draft, run, "cancelled", f"cancelled by {by}" + (f": {reason}" if reason else ""))
         drain(draft, now, False)
-        under_way = run.state in UNDER_WAY and run.kind in (REBOOT, RESET)
+        under_way = run.under_way and run.kind in (REBOOT, RESET)
         if not now.observed and not facts.advisory and (under_way or any(is_open(draft, key) for key in now.cause_keys)):
             escalate(facts, draft, now)
 
@@ -109,7 +109,7 @@ def _order(facts: Facts, draft: Draft, order: Order) -> None:
     for run in open_runs(draft, order.kind):
         if run.observed or (order.kind == RESET and not set(run.devices) & set(order.devices)):
             continue
-        if run.state not in ("queued", "waiting"):
+        if run.begun:
             raise Refused(f"{run.id} is at it: {run.state}")
         payload = run.payload if order.kind == RESET else order.payload
         draft.put("runs", replace(run, by=order.by, force=run.force or order.force, payload=payload))

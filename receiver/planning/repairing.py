@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from receiver.planning import health, modes
 from receiver.planning.escalation import Past, escalate, too_many
 from receiver.planning.policy import REBOOT_TIMEOUT
-from receiver.planning.remediation import REBOOT, REPAIRS, RESET, UNDER_WAY, advance, drain, is_open, open_runs
+from receiver.planning.remediation import REBOOT, REPAIRS, RESET, advance, drain, is_open, open_runs
 from receiver.planning.view import CommandState, Draft, Facts, Run, RunState, Step
 
 TIMEOUT = timedelta(seconds=REBOOT_TIMEOUT)  # from the start of a repair to its proof, where no policy says another
@@ -56,7 +56,7 @@ def step(facts: Facts, draft: Draft, seen: Seen) -> None:
     before: dict[str, Run] = {}
     while before != draft.runs:
         before = dict(draft.runs)
-        for run in sorted(before.values(), key=lambda run: (run.state not in UNDER_WAY, run.kind != REBOOT, run.id)):
+        for run in sorted(before.values(), key=lambda run: (not run.under_way, run.kind != REBOOT, run.id)):
             if not (now := draft.runs[run.id]).ended:
                 STATES[now.state](facts, draft, now, seen)
 
@@ -118,7 +118,7 @@ def _held(facts: Facts, draft: Draft, run: Run, seen: Seen) -> str | None:
     if not facts.online:
         return "the node is not connected"
     for other in open_runs(draft, *REPAIRS, "diag.nvml", "diag.dcgm"):
-        if other.id != run.id and other.state in UNDER_WAY:
+        if other.id != run.id and other.under_way:
             return f"{other.kind} {other.id} is under way"
     if run.force:
         return None

@@ -11,7 +11,7 @@ from datetime import datetime
 from receiver.planning import why_ends as ends
 from receiver.planning.atoms import MISMATCH
 from receiver.planning.condition_types import condition_type
-from receiver.planning.findings import FINDINGS
+from receiver.planning.findings import in_words
 from receiver.planning.policy import Policy
 from receiver.planning.verdicts import verdict
 from receiver.planning.view import Atom, AtomKey, Booking, ConditionRow, Device, Health, Node, Pool, Run
@@ -249,8 +249,7 @@ def _open(known: Known, device: Device) -> Iterator[Obstacle]:
 def _words(row: Health) -> str:
     """Without the driver's text, which names a tenant's processes."""
     if row.source == "inventory":
-        values = ", ".join(f"{name} {value}" for name, value in sorted(row.detail.items()) if value is not True)
-        return FINDINGS[row.code].meaning + (f": {values}" if values else "")
+        return in_words(row)
     return _fault(row.code, str(row.detail.get("message", "")), row.count)
 
 

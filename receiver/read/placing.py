@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement, Row, Select, and_, or_, select, tuple_
 from sqlalchemy.engine import Connection
 
 from receiver.errors import Invalid
+from receiver.planning.devices import OUT
 from receiver.planning.selector import Selector
 from receiver.read.queries import visible
 from receiver.read.selecting import selected
@@ -100,7 +101,7 @@ def image_page(
     query = (
         visible(select(nodes.c.id, held.label("hash")), nodes, scope)
         .where(nodes.c.pool_id == pool_id, nodes.c.id > after, nodes.c.trust == "platform")
-        .where(nodes.c.status.not_in(("retired", "deleted")), select(section_images.c.hash).where(of_section).exists())
+        .where(nodes.c.status.not_in(sorted(OUT)), select(section_images.c.hash).where(of_section).exists())
         .order_by(nodes.c.id)
         .limit(limit + 1)
     )

@@ -189,10 +189,19 @@ def transact(pool: Pool, work: Callable[[Connection], T], timeout: float = _CONN
     `work` may run several times, so it changes nothing but the database. `timeout`: seconds to wait for a connection.
     Raises what `work` and the database raise; of LOST_RACE after AGAIN times more.
     """
+
+    def once() -> T:
+        with pool.connection(timeout=timeout) as connection:
+            return work(connection)
+
+    return again(once)
+
+
+def again(once: Callable[[], T]) -> T:
+    """Makes a transaction, and makes it again when it has lost a race: AGAIN times more, then LOST_RACE is raised."""
     for left in range(AGAIN, -1, -1):
         try:
-            with pool.connection(timeout=timeout) as connection:
-                return work(connection)
+            return once()
         except LOST_RACE as error:
             if not left:
                 raise

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from receiver.singletons import Run, Singleton, Singletons, while_true
+from receiver.singletons import Run, Singleton, Singletons, set_within, while_true
 from receiver.store import database as db
 from receiver.store import leases
 from receiver.store.leases import Lease, LeaseLost
@@ -374,7 +374,7 @@ def test_cancelled_in_the_moment_in_which_it_is_woken_it_ends(moments: int) -> N
 
     async def loop(event: asyncio.Event) -> None:
         while True:
-            await Singletons._set_within(event, 60.0)
+            await set_within(event, 60.0)
             event.clear()
 
     async def woken_and_cancelled() -> None:
