@@ -7,140 +7,38 @@ one line of Config. Unknown keys and wrong types are ReceiverErrors that name th
 import ipaddress
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from receiver.config_kinds import (
+    COUNT,
+    DURATION,
+    FLAG,
+    FORMAT,
+    HANDLERS,
+    LEVELS,
+    OPTIONAL_PATH,
+    OPTIONAL_TARGET,
+    PATH,
+    PROTOCOL_VERSION,
+    SHARE,
+    TARGET,
+    TARGETS,
+    TEXT,
+    VERSION,
+    WORD,
+    WORDS,
+    Kind,
+)
 from receiver.errors import ReceiverError
-from receiver.planning import hygiene
 from receiver.planning.pressure import MEASURES, RAISE
 from receiver.values import PROTOCOL, STATUS_HANDLERS
 
 DEFAULT_FILE = Path("/etc/better-compute/receiver.toml")
 FILE_VARIABLE = "BC_CONFIG"
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?")
 _CAPITAL = re.compile("[A-Z]")
-_TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-
-
-def _duration(text: str) -> float:
-    match = _DURATION.fullmatch(text.strip())
-    if match is None or float(match[1]) == 0:
-        raise ValueError('a duration above zero, such as "30s"')
-    return float(match[1]) * _UNITS[match[2] or "s"]
-
-
-def _truth(text: str) -> bool:
-    if text.lower() not in _TRUTH:
-        raise ValueError("true or false")
-    return _TRUTH[text.lower()]
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 1000:
-        raise ValueError("a whole number from 1 to 1000")
-    return int(text)
-
-
-def _target(text: str) -> str:
-    host, _, port = text.rpartition(":")
-    if text.startswith("unix:") and len(text) > len("unix:"):
-        if len(text.removeprefix("unix:").encode()) > 107:
-            raise ValueError("a socket path of at most 107 bytes")
-        return text
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ValueError('"HOST:PORT" or "unix:/PATH"')
-    return text
-
-
-def _path(text: str) -> str:
-    if not text or "\0" in text:
-        raise ValueError("a path")
-    return str(Path(text).absolute())
-
-
-def _optional_path(text: str) -> str:
-    return _path(text) if text else ""
-
-
-def _format(text: str) -> str:
-    if text not in ("text", "json"):
-        raise ValueError("text or json")
-    return text
-
-
-def _word(text: str) -> str:
-    if not text or "\0" in text:
-        raise ValueError("a word")
-    return text
-
-
-def _handlers(text: str) -> tuple[str, ...]:
-    words = tuple(word.strip() for word in text.split(",") if word.strip())
-    if set(words) - set(STATUS_HANDLERS):
-        raise ValueError(f"a list of {', '.join(STATUS_HANDLERS)}")
-    return words
-
-
-def _levels(text: str) -> dict[str, float]:
-    """Percent by measure; those that are not named have their default."""
-    pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
-    try:
-        levels = {**RAISE, **{name.strip(): float(share) for name, _, share in pairs}}
-    except ValueError:
-        levels = {}
-    if levels.keys() != RAISE.keys() or not all(0 < share <= 100 for share in levels.values()):
-        raise ValueError(f"percent above 0 and at most 100 for some of {', '.join(RAISE)}")
-    return levels
-
-
-def _share(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share < 1:
-        raise ValueError("a share from 0 to below 1, such as 0.1")
-    return share
-
-
-def _version(text: str) -> str:
-    if text and hygiene.version(text) is None:
-        raise ValueError('a version, such as "0.2.0"')
-    return text
-
-
-def _protocol(text: str) -> str:
-    if hygiene.protocol(text) is None:
-        raise ValueError('MAJOR.MINOR, such as "0.3"')
-    return text
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A type of setting: its value from text (raises ValueError with what was expected), and the TOML types it may have."""
-
-    parse: Callable[[str], Any]
-    toml: tuple[type, ...] = (str,)
-
-
-TEXT = Kind(str)
-WORD = Kind(_word)
-PATH = Kind(_path)
-OPTIONAL_PATH = Kind(_optional_path)
-TARGET = Kind(_target)
-OPTIONAL_TARGET = Kind(lambda text: _target(text) if text else "")
-DURATION = Kind(_duration, (str, int, float))
-COUNT = Kind(_count, (int,))
-FLAG = Kind(_truth, (bool,))
-FORMAT = Kind(_format)
-HANDLERS = Kind(_handlers, (list,))
-LEVELS = Kind(_levels, (dict,))
-SHARE = Kind(_share, (float, int))
-VERSION = Kind(_version)
-PROTOCOL_VERSION = Kind(_protocol)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +95,47 @@ class Config:
     )
     database_migrate: bool = _row("database.migrate", FLAG, "false", "Run migrations at start; an embedded Postgres always is.")
     data_dir: str = _row("data_dir", PATH, "/var/lib/bc-receiver", "Where the embedded Postgres lives (mode 0700).")
-    listen_session: str = _row("listen.session", TARGET, "127.0.0.1:7443", "Where nodes report: HOST:PORT or unix:/PATH.")
+    listen_join: str = _row("listen.join", TARGET, "127.0.0.1:7442", "Where nodes join: HOST:PORT.")
+    listen_session: str = _row(
+        "listen.session", TARGET, "127.0.0.1:7443", "Where nodes report, with their certificates: HOST:PORT."
+    )
     listen_api: str = _row("listen.api", TARGET, "127.0.0.1:7701", "Where better-compute asks: HOST:PORT or unix:/PATH.")
-    insecure: bool = _row("insecure", FLAG, "false", "Allow listening beyond this machine, although nothing is encrypted.")
+    advertise_join: str = _row(
+        "advertise.join", OPTIONAL_TARGET, "", "Where nodes are told to join. Empty: where this receiver listens."
+    )
+    advertise_session: str = _row(
+        "advertise.session",
+        TARGETS,
+        "",
+        "Where nodes are told to report, several with commas. Empty: where this receiver listens.",
+    )
+    insecure: bool = _row(
+        "insecure",
+        FLAG,
+        "false",
+        "No certificates and no tokens: nodes and callers are taken at their word. To try things out on one machine.",
+    )
+    tls_dir: str = _row("tls.dir", OPTIONAL_PATH, "", "Where `init` puts both CAs. Empty: tls in data_dir.")
+    tls_names: tuple[str, ...] = _row(
+        "tls.names",
+        WORDS,
+        "",
+        "More names and addresses for the receiver's certificate, beside its host name and what it advertises.",
+    )
+    tls_certificate: str = _row(
+        "tls.certificate", OPTIONAL_PATH, "", "The receiver's certificate with its chain (PEM). Empty: the server CA signs one."
+    )
+    tls_key: str = _row("tls.key", OPTIONAL_PATH, "", "Its key.")
+    tls_server_ca: str = _row(
+        "tls.serverCa", OPTIONAL_PATH, "", "The CA of receivers, which nodes pin (PEM). Empty: server-ca.pem in tls.dir."
+    )
+    tls_server_ca_key: str = _row("tls.serverCaKey", OPTIONAL_PATH, "", "Its key. Empty: server-ca.key in tls.dir.")
+    tls_server_life: float = _row("tls.serverLife", DURATION, "90d", "How long a certificate that the server CA signs lives.")
+    tls_node_ca: str = _row("tls.nodeCa", OPTIONAL_PATH, "", "The CA of nodes (PEM). Empty: node-ca.pem in tls.dir.")
+    tls_node_ca_key: str = _row("tls.nodeCaKey", OPTIONAL_PATH, "", "Its key. Empty: node-ca.key in tls.dir.")
+    tls_node_life: float = _row(
+        "tls.nodeLife", DURATION, "30d", "How long a node's certificate lives; it is renewed after two thirds."
+    )
     tenant: str = _row("tenant", WORD, "default", "The tenant that unknown nodes are created in.")
     status_interval: float = _row("status.interval", DURATION, "30s", "How often nodes report their status.")
     status_handlers: tuple[str, ...] = _row(

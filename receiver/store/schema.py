@@ -3,7 +3,7 @@
 Conventions: words are those of the SPEC in snake_case; times are `timestamptz`, set by the database; every row that is read
 carries the tenant it belonged to when it was written; constraints have names. What SQLAlchemy cannot declare stands in the
 migration beside its table: append-only triggers, storage of `sections.body`, prune_snapshots(). Those of GPUs stand in
-schema_devices.py, those of the loops in schema_lifecycle.py; whoever imports this module has them all.
+schema_devices.py, of the loops in schema_lifecycle.py, who is who in schema_identity.py; who imports this module has them all.
 """
 
 from sqlalchemy import (
@@ -39,6 +39,7 @@ from receiver.store.schema_devices import (
     free_atoms,
     mig_generations,
 )
+from receiver.store.schema_identity import api_tokens, certificates, join_tokens
 from receiver.store.schema_lifecycle import (
     acceptance_attempts,
     leases,
@@ -51,12 +52,15 @@ from receiver.store.schema_lifecycle import (
 
 __all__ = [
     "acceptance_attempts",
+    "api_tokens",
     "atoms",
     "bookings",
+    "certificates",
     "device_health",
     "device_history",
     "devices",
     "free_atoms",
+    "join_tokens",
     "leases",
     "metadata",
     "mig_generations",
@@ -239,6 +243,8 @@ sessions = Table(
     c.moment("started_at"),
     c.time("ended_at"),
     c.text("end_reason", nullable=True),
+    c.text("certificate", nullable=True),  # the fingerprint of the one that it began with
+    Index("ix_sessions_alternations", "node_id", "started_at", postgresql_where=text("alternation")),
 )
 
 conditions = Table(

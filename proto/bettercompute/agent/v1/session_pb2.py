@@ -22,65 +22,66 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from bettercompute.agent.v1 import join_pb2 as bettercompute_dot_agent_dot_v1_dot_join__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$bettercompute/agent/v1/session.proto\x12\x16\x62\x65ttercompute.agent.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd7\x02\n\x0eSessionRequest\x12.\n\x05hello\x18\x01 \x01(\x0b\x32\x1d.bettercompute.agent.v1.HelloH\x00\x12=\n\rstatus_report\x18\x02 \x01(\x0b\x32$.bettercompute.agent.v1.StatusReportH\x00\x12\x41\n\x0finventory_offer\x18\x03 \x01(\x0b\x32&.bettercompute.agent.v1.InventoryOfferH\x00\x12G\n\x12inventory_sections\x18\x04 \x01(\x0b\x32).bettercompute.agent.v1.InventorySectionsH\x00\x12?\n\x0e\x63ommand_result\x18\x05 \x01(\x0b\x32%.bettercompute.agent.v1.CommandResultH\x00\x42\t\n\x07message\"\x86\x03\n\x0fSessionResponse\x12\x32\n\x07welcome\x18\x01 \x01(\x0b\x32\x1f.bettercompute.agent.v1.WelcomeH\x00\x12\x39\n\x0bsession_end\x18\x02 \x01(\x0b\x32\".bettercompute.agent.v1.SessionEndH\x00\x12\x45\n\x11inventory_request\x18\x03 \x01(\x0b\x32(.bettercompute.agent.v1.InventoryRequestH\x00\x12\x43\n\x10inventory_result\x18\x04 \x01(\x0b\x32\'.bettercompute.agent.v1.InventoryResultH\x00\x12\x32\n\x07\x63ommand\x18\x05 \x01(\x0b\x32\x1f.bettercompute.agent.v1.CommandH\x00\x12\x39\n\x0b\x63ommand_ack\x18\x06 \x01(\x0b\x32\".bettercompute.agent.v1.CommandAckH\x00\x42\t\n\x07message\"\x93\x02\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\t\x12\x16\n\x0e\x64\x61\x65mon_version\x18\x02 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x03 \x01(\t\x12\x13\n\x0binstance_id\x18\x04 \x01(\t\x12\x1b\n\x0eprevious_epoch\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12+\n\x07sent_at\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x07\x64rivers\x18\x07 \x03(\x0b\x32\x1e.bettercompute.agent.v1.Driver\x12\x14\n\x0c\x63\x61pabilities\x18\x08 \x03(\t\x12\x0e\n\x06\x64igest\x18\t \x01(\tB\x11\n\x0f_previous_epoch\"4\n\x06\x44river\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05kinds\x18\x03 \x03(\t\"\xce\x01\n\x07Welcome\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x32\n\x0fstatus_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\'\n\x03now\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0e\x61pplied_digest\x18\x05 \x01(\t\x12.\n\x06limits\x18\x06 \x01(\x0b\x32\x1e.bettercompute.agent.v1.Limits\"{\n\x06Limits\x12\x15\n\rmessage_bytes\x18\x01 \x01(\r\x12\x15\n\rsection_bytes\x18\x02 \x01(\r\x12\x13\n\x0b\x63hunk_bytes\x18\x03 \x01(\r\x12\x12\n\nconditions\x18\x04 \x01(\r\x12\x1a\n\x12message_text_bytes\x18\x05 \x01(\r\"\x86\x01\n\nSessionEnd\x12\x38\n\x06reason\x18\x01 \x01(\x0e\x32(.bettercompute.agent.v1.SessionEndReason\x12.\n\x0bretry_after\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"\x80\x03\n\x0cStatusReport\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12+\n\x07sent_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x30\n\x0c\x63ollected_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x37\n\x07missing\x18\x05 \x03(\x0b\x32&.bettercompute.agent.v1.MissingSection\x12\x35\n\nconditions\x18\x06 \x03(\x0b\x32!.bettercompute.agent.v1.Condition\x12\x32\n\x08pressure\x18\x07 \x01(\x0b\x32 .bettercompute.agent.v1.Pressure\x12\x35\n\nkernel_log\x18\x08 \x01(\x0b\x32!.bettercompute.agent.v1.KernelLog\x12\x19\n\x11\x61\x62\x61ndoned_workers\x18\t \x01(\r\"-\n\x0eMissingSection\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"\xd0\x01\n\tCondition\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x37\n\x06status\x18\x02 \x01(\x0e\x32\'.bettercompute.agent.v1.ConditionStatus\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x11\n\tdevice_id\x18\x05 \x01(\t\x12\x0e\n\x06\x62us_id\x18\x06 \x01(\t\x12\r\n\x05\x63ount\x18\x07 \x01(\x04\x12)\n\x05since\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"R\n\x08Pressure\x12\x0b\n\x03\x63pu\x18\x01 \x01(\x01\x12\x0e\n\x06memory\x18\x02 \x01(\x01\x12\n\n\x02io\x18\x03 \x01(\x01\x12\r\n\x05steal\x18\x04 \x01(\x01\x12\x0e\n\x06number\x18\x05 \x01(\x04\"n\n\tKernelLog\x12\x11\n\tavailable\x18\x01 \x01(\x08\x12\x10\n\x08\x63omplete\x18\x02 \x01(\x08\x12\x14\n\x0clost_records\x18\x03 \x01(\x04\x12\x14\n\x0cunattributed\x18\x04 \x01(\r\x12\x10\n\x08overflow\x18\x05 \x01(\r\"\xe5\x01\n\x0eInventoryOffer\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x36\n\x08sections\x18\x02 \x03(\x0b\x32$.bettercompute.agent.v1.SectionOffer\x12\x37\n\x07missing\x18\x03 \x03(\x0b\x32&.bettercompute.agent.v1.MissingSection\x12\x30\n\x0c\x63ollected_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07\x62oot_id\x18\x05 \x01(\t\x12\x0f\n\x07trigger\x18\x06 \x01(\t\"P\n\x0cSectionOffer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0eschema_version\x18\x02 \x01(\r\x12\x0c\n\x04hash\x18\x03 \x01(\t\x12\x0c\n\x04size\x18\x04 \x01(\x04\"C\n\x10InventoryRequest\x12\r\n\x05offer\x18\x01 \x01(\x08\x12\x10\n\x08sections\x18\x02 \x03(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"M\n\x11InventorySections\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x0c\n\x04last\x18\x04 \x01(\x08\"\xc0\x01\n\x0fInventoryResult\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x37\n\x06status\x18\x02 \x01(\x0e\x32\'.bettercompute.agent.v1.InventoryStatus\x12\x0f\n\x07section\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12.\n\x0bretry_after\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bsnapshot_id\x18\x06 \x01(\t\"\x83\x01\n\x07\x43ommand\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x14\n\x0cpayload_json\x18\x03 \x01(\t\x12\x17\n\x0fidempotency_key\x18\x04 \x01(\t\x12/\n\x0cstart_within\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"x\n\rCommandResult\x12\n\n\x02id\x18\x01 \x01(\t\x12\x35\n\x06status\x18\x02 \x01(\x0e\x32%.bettercompute.agent.v1.CommandStatus\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x14\n\x0cpayload_json\x18\x04 \x01(\t\"\x18\n\nCommandAck\x12\n\n\x02id\x18\x01 \x01(\t*\x8e\x02\n\x10SessionEndReason\x12\"\n\x1eSESSION_END_REASON_UNSPECIFIED\x10\x00\x12!\n\x1dSESSION_END_REASON_SUPERSEDED\x10\x01\x12\x1e\n\x1aSESSION_END_REASON_REVOKED\x10\x02\x12\x1f\n\x1bSESSION_END_REASON_DRAINING\x10\x03\x12!\n\x1dSESSION_END_REASON_OVERLOADED\x10\x04\x12+\n\'SESSION_END_REASON_PROTOCOL_UNSUPPORTED\x10\x05\x12\"\n\x1eSESSION_END_REASON_BAD_MESSAGE\x10\x06*\x88\x01\n\x0f\x43onditionStatus\x12 \n\x1c\x43ONDITION_STATUS_UNSPECIFIED\x10\x00\x12\x19\n\x15\x43ONDITION_STATUS_TRUE\x10\x01\x12\x1a\n\x16\x43ONDITION_STATUS_FALSE\x10\x02\x12\x1c\n\x18\x43ONDITION_STATUS_UNKNOWN\x10\x03*\xca\x01\n\x0fInventoryStatus\x12 \n\x1cINVENTORY_STATUS_UNSPECIFIED\x10\x00\x12\x1c\n\x18INVENTORY_STATUS_APPLIED\x10\x01\x12\x1e\n\x1aINVENTORY_STATUS_UNCHANGED\x10\x02\x12\x1d\n\x19INVENTORY_STATUS_ADVISORY\x10\x03\x12\x1c\n\x18INVENTORY_STATUS_REFUSED\x10\x04\x12\x1a\n\x16INVENTORY_STATUS_RETRY\x10\x05*\xa0\x01\n\rCommandStatus\x12\x1e\n\x1a\x43OMMAND_STATUS_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x43OMMAND_STATUS_SUCCEEDED\x10\x01\x12\x19\n\x15\x43OMMAND_STATUS_FAILED\x10\x02\x12\x1a\n\x16\x43OMMAND_STATUS_REFUSED\x10\x03\x12\x1a\n\x16\x43OMMAND_STATUS_EXPIRED\x10\x04\x32n\n\x0c\x41gentService\x12^\n\x07Session\x12&.bettercompute.agent.v1.SessionRequest\x1a\'.bettercompute.agent.v1.SessionResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$bettercompute/agent/v1/session.proto\x12\x16\x62\x65ttercompute.agent.v1\x1a!bettercompute/agent/v1/join.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd7\x02\n\x0eSessionRequest\x12.\n\x05hello\x18\x01 \x01(\x0b\x32\x1d.bettercompute.agent.v1.HelloH\x00\x12=\n\rstatus_report\x18\x02 \x01(\x0b\x32$.bettercompute.agent.v1.StatusReportH\x00\x12\x41\n\x0finventory_offer\x18\x03 \x01(\x0b\x32&.bettercompute.agent.v1.InventoryOfferH\x00\x12G\n\x12inventory_sections\x18\x04 \x01(\x0b\x32).bettercompute.agent.v1.InventorySectionsH\x00\x12?\n\x0e\x63ommand_result\x18\x05 \x01(\x0b\x32%.bettercompute.agent.v1.CommandResultH\x00\x42\t\n\x07message\"\x86\x03\n\x0fSessionResponse\x12\x32\n\x07welcome\x18\x01 \x01(\x0b\x32\x1f.bettercompute.agent.v1.WelcomeH\x00\x12\x39\n\x0bsession_end\x18\x02 \x01(\x0b\x32\".bettercompute.agent.v1.SessionEndH\x00\x12\x45\n\x11inventory_request\x18\x03 \x01(\x0b\x32(.bettercompute.agent.v1.InventoryRequestH\x00\x12\x43\n\x10inventory_result\x18\x04 \x01(\x0b\x32\'.bettercompute.agent.v1.InventoryResultH\x00\x12\x32\n\x07\x63ommand\x18\x05 \x01(\x0b\x32\x1f.bettercompute.agent.v1.CommandH\x00\x12\x39\n\x0b\x63ommand_ack\x18\x06 \x01(\x0b\x32\".bettercompute.agent.v1.CommandAckH\x00\x42\t\n\x07message\"\xb1\x02\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\t\x12\x16\n\x0e\x64\x61\x65mon_version\x18\x02 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x03 \x01(\t\x12\x13\n\x0binstance_id\x18\x04 \x01(\t\x12\x1b\n\x0eprevious_epoch\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12+\n\x07sent_at\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x07\x64rivers\x18\x07 \x03(\x0b\x32\x1e.bettercompute.agent.v1.Driver\x12\x14\n\x0c\x63\x61pabilities\x18\x08 \x03(\t\x12\x0e\n\x06\x64igest\x18\t \x01(\t\x12\x1c\n\x14previous_instance_id\x18\n \x01(\tB\x11\n\x0f_previous_epoch\"4\n\x06\x44river\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05kinds\x18\x03 \x03(\t\"\xce\x01\n\x07Welcome\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x32\n\x0fstatus_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\'\n\x03now\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0e\x61pplied_digest\x18\x05 \x01(\t\x12.\n\x06limits\x18\x06 \x01(\x0b\x32\x1e.bettercompute.agent.v1.Limits\"{\n\x06Limits\x12\x15\n\rmessage_bytes\x18\x01 \x01(\r\x12\x15\n\rsection_bytes\x18\x02 \x01(\r\x12\x13\n\x0b\x63hunk_bytes\x18\x03 \x01(\r\x12\x12\n\nconditions\x18\x04 \x01(\r\x12\x1a\n\x12message_text_bytes\x18\x05 \x01(\r\"\x86\x01\n\nSessionEnd\x12\x38\n\x06reason\x18\x01 \x01(\x0e\x32(.bettercompute.agent.v1.SessionEndReason\x12.\n\x0bretry_after\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"\x80\x03\n\x0cStatusReport\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12+\n\x07sent_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x30\n\x0c\x63ollected_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x37\n\x07missing\x18\x05 \x03(\x0b\x32&.bettercompute.agent.v1.MissingSection\x12\x35\n\nconditions\x18\x06 \x03(\x0b\x32!.bettercompute.agent.v1.Condition\x12\x32\n\x08pressure\x18\x07 \x01(\x0b\x32 .bettercompute.agent.v1.Pressure\x12\x35\n\nkernel_log\x18\x08 \x01(\x0b\x32!.bettercompute.agent.v1.KernelLog\x12\x19\n\x11\x61\x62\x61ndoned_workers\x18\t \x01(\r\"-\n\x0eMissingSection\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"\xd0\x01\n\tCondition\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x37\n\x06status\x18\x02 \x01(\x0e\x32\'.bettercompute.agent.v1.ConditionStatus\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x11\n\tdevice_id\x18\x05 \x01(\t\x12\x0e\n\x06\x62us_id\x18\x06 \x01(\t\x12\r\n\x05\x63ount\x18\x07 \x01(\x04\x12)\n\x05since\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"R\n\x08Pressure\x12\x0b\n\x03\x63pu\x18\x01 \x01(\x01\x12\x0e\n\x06memory\x18\x02 \x01(\x01\x12\n\n\x02io\x18\x03 \x01(\x01\x12\r\n\x05steal\x18\x04 \x01(\x01\x12\x0e\n\x06number\x18\x05 \x01(\x04\"n\n\tKernelLog\x12\x11\n\tavailable\x18\x01 \x01(\x08\x12\x10\n\x08\x63omplete\x18\x02 \x01(\x08\x12\x14\n\x0clost_records\x18\x03 \x01(\x04\x12\x14\n\x0cunattributed\x18\x04 \x01(\r\x12\x10\n\x08overflow\x18\x05 \x01(\r\"\xe5\x01\n\x0eInventoryOffer\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x36\n\x08sections\x18\x02 \x03(\x0b\x32$.bettercompute.agent.v1.SectionOffer\x12\x37\n\x07missing\x18\x03 \x03(\x0b\x32&.bettercompute.agent.v1.MissingSection\x12\x30\n\x0c\x63ollected_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07\x62oot_id\x18\x05 \x01(\t\x12\x0f\n\x07trigger\x18\x06 \x01(\t\"P\n\x0cSectionOffer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0eschema_version\x18\x02 \x01(\r\x12\x0c\n\x04hash\x18\x03 \x01(\t\x12\x0c\n\x04size\x18\x04 \x01(\x04\"C\n\x10InventoryRequest\x12\r\n\x05offer\x18\x01 \x01(\x08\x12\x10\n\x08sections\x18\x02 \x03(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"M\n\x11InventorySections\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x0c\n\x04last\x18\x04 \x01(\x08\"\xc0\x01\n\x0fInventoryResult\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x37\n\x06status\x18\x02 \x01(\x0e\x32\'.bettercompute.agent.v1.InventoryStatus\x12\x0f\n\x07section\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12.\n\x0bretry_after\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bsnapshot_id\x18\x06 \x01(\t\"\x83\x01\n\x07\x43ommand\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x14\n\x0cpayload_json\x18\x03 \x01(\t\x12\x17\n\x0fidempotency_key\x18\x04 \x01(\t\x12/\n\x0cstart_within\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"x\n\rCommandResult\x12\n\n\x02id\x18\x01 \x01(\t\x12\x35\n\x06status\x18\x02 \x01(\x0e\x32%.bettercompute.agent.v1.CommandStatus\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x14\n\x0cpayload_json\x18\x04 \x01(\t\"\x18\n\nCommandAck\x12\n\n\x02id\x18\x01 \x01(\t*\x8e\x02\n\x10SessionEndReason\x12\"\n\x1eSESSION_END_REASON_UNSPECIFIED\x10\x00\x12!\n\x1dSESSION_END_REASON_SUPERSEDED\x10\x01\x12\x1e\n\x1aSESSION_END_REASON_REVOKED\x10\x02\x12\x1f\n\x1bSESSION_END_REASON_DRAINING\x10\x03\x12!\n\x1dSESSION_END_REASON_OVERLOADED\x10\x04\x12+\n\'SESSION_END_REASON_PROTOCOL_UNSUPPORTED\x10\x05\x12\"\n\x1eSESSION_END_REASON_BAD_MESSAGE\x10\x06*\x88\x01\n\x0f\x43onditionStatus\x12 \n\x1c\x43ONDITION_STATUS_UNSPECIFIED\x10\x00\x12\x19\n\x15\x43ONDITION_STATUS_TRUE\x10\x01\x12\x1a\n\x16\x43ONDITION_STATUS_FALSE\x10\x02\x12\x1c\n\x18\x43ONDITION_STATUS_UNKNOWN\x10\x03*\xca\x01\n\x0fInventoryStatus\x12 \n\x1cINVENTORY_STATUS_UNSPECIFIED\x10\x00\x12\x1c\n\x18INVENTORY_STATUS_APPLIED\x10\x01\x12\x1e\n\x1aINVENTORY_STATUS_UNCHANGED\x10\x02\x12\x1d\n\x19INVENTORY_STATUS_ADVISORY\x10\x03\x12\x1c\n\x18INVENTORY_STATUS_REFUSED\x10\x04\x12\x1a\n\x16INVENTORY_STATUS_RETRY\x10\x05*\xa0\x01\n\rCommandStatus\x12\x1e\n\x1a\x43OMMAND_STATUS_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x43OMMAND_STATUS_SUCCEEDED\x10\x01\x12\x19\n\x15\x43OMMAND_STATUS_FAILED\x10\x02\x12\x1a\n\x16\x43OMMAND_STATUS_REFUSED\x10\x03\x12\x1a\n\x16\x43OMMAND_STATUS_EXPIRED\x10\x04\x32\xc4\x01\n\x0c\x41gentService\x12^\n\x07Session\x12&.bettercompute.agent.v1.SessionRequest\x1a\'.bettercompute.agent.v1.SessionResponse(\x01\x30\x01\x12T\n\x05Renew\x12$.bettercompute.agent.v1.RenewRequest\x1a%.bettercompute.agent.v1.RenewResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bettercompute.agent.v1.session_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SESSIONENDREASON']._serialized_start=3452
-  _globals['_SESSIONENDREASON']._serialized_end=3722
-  _globals['_CONDITIONSTATUS']._serialized_start=3725
-  _globals['_CONDITIONSTATUS']._serialized_end=3861
-  _globals['_INVENTORYSTATUS']._serialized_start=3864
-  _globals['_INVENTORYSTATUS']._serialized_end=4066
-  _globals['_COMMANDSTATUS']._serialized_start=4069
-  _globals['_COMMANDSTATUS']._serialized_end=4229
-  _globals['_SESSIONREQUEST']._serialized_start=130
-  _globals['_SESSIONREQUEST']._serialized_end=473
-  _globals['_SESSIONRESPONSE']._serialized_start=476
-  _globals['_SESSIONRESPONSE']._serialized_end=866
-  _globals['_HELLO']._serialized_start=869
-  _globals['_HELLO']._serialized_end=1144
-  _globals['_DRIVER']._serialized_start=1146
-  _globals['_DRIVER']._serialized_end=1198
-  _globals['_WELCOME']._serialized_start=1201
-  _globals['_WELCOME']._serialized_end=1407
-  _globals['_LIMITS']._serialized_start=1409
-  _globals['_LIMITS']._serialized_end=1532
-  _globals['_SESSIONEND']._serialized_start=1535
-  _globals['_SESSIONEND']._serialized_end=1669
-  _globals['_STATUSREPORT']._serialized_start=1672
-  _globals['_STATUSREPORT']._serialized_end=2056
-  _globals['_MISSINGSECTION']._serialized_start=2058
-  _globals['_MISSINGSECTION']._serialized_end=2103
-  _globals['_CONDITION']._serialized_start=2106
-  _globals['_CONDITION']._serialized_end=2314
-  _globals['_PRESSURE']._serialized_start=2316
-  _globals['_PRESSURE']._serialized_end=2398
-  _globals['_KERNELLOG']._serialized_start=2400
-  _globals['_KERNELLOG']._serialized_end=2510
-  _globals['_INVENTORYOFFER']._serialized_start=2513
-  _globals['_INVENTORYOFFER']._serialized_end=2742
-  _globals['_SECTIONOFFER']._serialized_start=2744
-  _globals['_SECTIONOFFER']._serialized_end=2824
-  _globals['_INVENTORYREQUEST']._serialized_start=2826
-  _globals['_INVENTORYREQUEST']._serialized_end=2893
-  _globals['_INVENTORYSECTIONS']._serialized_start=2895
-  _globals['_INVENTORYSECTIONS']._serialized_end=2972
-  _globals['_INVENTORYRESULT']._serialized_start=2975
-  _globals['_INVENTORYRESULT']._serialized_end=3167
-  _globals['_COMMAND']._serialized_start=3170
-  _globals['_COMMAND']._serialized_end=3301
-  _globals['_COMMANDRESULT']._serialized_start=3303
-  _globals['_COMMANDRESULT']._serialized_end=3423
-  _globals['_COMMANDACK']._serialized_start=3425
-  _globals['_COMMANDACK']._serialized_end=3449
-  _globals['_AGENTSERVICE']._serialized_start=4231
-  _globals['_AGENTSERVICE']._serialized_end=4341
+  _globals['_SESSIONENDREASON']._serialized_start=3517
+  _globals['_SESSIONENDREASON']._serialized_end=3787
+  _globals['_CONDITIONSTATUS']._serialized_start=3790
+  _globals['_CONDITIONSTATUS']._serialized_end=3926
+  _globals['_INVENTORYSTATUS']._serialized_start=3929
+  _globals['_INVENTORYSTATUS']._serialized_end=4131
+  _globals['_COMMANDSTATUS']._serialized_start=4134
+  _globals['_COMMANDSTATUS']._serialized_end=4294
+  _globals['_SESSIONREQUEST']._serialized_start=165
+  _globals['_SESSIONREQUEST']._serialized_end=508
+  _globals['_SESSIONRESPONSE']._serialized_start=511
+  _globals['_SESSIONRESPONSE']._serialized_end=901
+  _globals['_HELLO']._serialized_start=904
+  _globals['_HELLO']._serialized_end=1209
+  _globals['_DRIVER']._serialized_start=1211
+  _globals['_DRIVER']._serialized_end=1263
+  _globals['_WELCOME']._serialized_start=1266
+  _globals['_WELCOME']._serialized_end=1472
+  _globals['_LIMITS']._serialized_start=1474
+  _globals['_LIMITS']._serialized_end=1597
+  _globals['_SESSIONEND']._serialized_start=1600
+  _globals['_SESSIONEND']._serialized_end=1734
+  _globals['_STATUSREPORT']._serialized_start=1737
+  _globals['_STATUSREPORT']._serialized_end=2121
+  _globals['_MISSINGSECTION']._serialized_start=2123
+  _globals['_MISSINGSECTION']._serialized_end=2168
+  _globals['_CONDITION']._serialized_start=2171
+  _globals['_CONDITION']._serialized_end=2379
+  _globals['_PRESSURE']._serialized_start=2381
+  _globals['_PRESSURE']._serialized_end=2463
+  _globals['_KERNELLOG']._serialized_start=2465
+  _globals['_KERNELLOG']._serialized_end=2575
+  _globals['_INVENTORYOFFER']._serialized_start=2578
+  _globals['_INVENTORYOFFER']._serialized_end=2807
+  _globals['_SECTIONOFFER']._serialized_start=2809
+  _globals['_SECTIONOFFER']._serialized_end=2889
+  _globals['_INVENTORYREQUEST']._serialized_start=2891
+  _globals['_INVENTORYREQUEST']._serialized_end=2958
+  _globals['_INVENTORYSECTIONS']._serialized_start=2960
+  _globals['_INVENTORYSECTIONS']._serialized_end=3037
+  _globals['_INVENTORYRESULT']._serialized_start=3040
+  _globals['_INVENTORYRESULT']._serialized_end=3232
+  _globals['_COMMAND']._serialized_start=3235
+  _globals['_COMMAND']._serialized_end=3366
+  _globals['_COMMANDRESULT']._serialized_start=3368
+  _globals['_COMMANDRESULT']._serialized_end=3488
+  _globals['_COMMANDACK']._serialized_start=3490
+  _globals['_COMMANDACK']._serialized_end=3514
+  _globals['_AGENTSERVICE']._serialized_start=4297
+  _globals['_AGENTSERVICE']._serialized_end=4493
 # @@protoc_insertion_point(module_scope)

@@ -206,6 +206,7 @@ class Hello(_message.Message):
     DRIVERS_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    PREVIOUS_INSTANCE_ID_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.str
     """"MAJOR.MINOR" """
     daemon_version: _builtins.str
@@ -215,6 +216,8 @@ class Hello(_message.Message):
     previous_epoch: _builtins.int
     digest: _builtins.str
     """of the inventory bcd has now; empty before the first collection"""
+    previous_instance_id: _builtins.str
+    """Of the run of bcd before this one, with the same data_dir: it may have had a session whose epoch it could not keep any more."""
     @_builtins.property
     def sent_at(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -233,10 +236,11 @@ class Hello(_message.Message):
         drivers: _abc.Iterable[Global___Driver] | None = ...,
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
         digest: _builtins.str = ...,
+        previous_instance_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_previous_epoch", b"_previous_epoch", "previous_epoch", b"previous_epoch", "sent_at", b"sent_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_previous_epoch", b"_previous_epoch", "boot_id", b"boot_id", "capabilities", b"capabilities", "daemon_version", b"daemon_version", "digest", b"digest", "drivers", b"drivers", "instance_id", b"instance_id", "previous_epoch", b"previous_epoch", "protocol_version", b"protocol_version", "sent_at", b"sent_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_previous_epoch", b"_previous_epoch", "boot_id", b"boot_id", "capabilities", b"capabilities", "daemon_version", b"daemon_version", "digest", b"digest", "drivers", b"drivers", "instance_id", b"instance_id", "previous_epoch", b"previous_epoch", "previous_instance_id", b"previous_instance_id", "protocol_version", b"protocol_version", "sent_at", b"sent_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__previous_epoch: _TypeAlias = _typing.Literal["previous_epoch"]  # noqa: Y015
     _WhichOneofArgType__previous_epoch: _TypeAlias = _typing.Literal["_previous_epoch", b"_previous_epoch"]  # noqa: Y015

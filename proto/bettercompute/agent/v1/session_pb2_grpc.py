@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from bettercompute.agent.v1 import join_pb2 as bettercompute_dot_agent_dot_v1_dot_join__pb2
 from bettercompute.agent.v1 import session_pb2 as bettercompute_dot_agent_dot_v1_dot_session__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
@@ -39,6 +40,11 @@ class AgentServiceStub(object):
                 request_serializer=bettercompute_dot_agent_dot_v1_dot_session__pb2.SessionRequest.SerializeToString,
                 response_deserializer=bettercompute_dot_agent_dot_v1_dot_session__pb2.SessionResponse.FromString,
                 _registered_method=True)
+        self.Renew = channel.unary_unary(
+                '/bettercompute.agent.v1.AgentService/Renew',
+                request_serializer=bettercompute_dot_agent_dot_v1_dot_join__pb2.RenewRequest.SerializeToString,
+                response_deserializer=bettercompute_dot_agent_dot_v1_dot_join__pb2.RenewResponse.FromString,
+                _registered_method=True)
 
 
 class AgentServiceServicer(object):
@@ -50,6 +56,13 @@ class AgentServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Renew(self, request, context):
+        """A certificate for a new key of the node whose certificate the call comes with.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AgentServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -57,6 +70,11 @@ def add_AgentServiceServicer_to_server(servicer, server):
                     servicer.Session,
                     request_deserializer=bettercompute_dot_agent_dot_v1_dot_session__pb2.SessionRequest.FromString,
                     response_serializer=bettercompute_dot_agent_dot_v1_dot_session__pb2.SessionResponse.SerializeToString,
+            ),
+            'Renew': grpc.unary_unary_rpc_method_handler(
+                    servicer.Renew,
+                    request_deserializer=bettercompute_dot_agent_dot_v1_dot_join__pb2.RenewRequest.FromString,
+                    response_serializer=bettercompute_dot_agent_dot_v1_dot_join__pb2.RenewResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -86,6 +104,33 @@ class AgentService(object):
             '/bettercompute.agent.v1.AgentService/Session',
             bettercompute_dot_agent_dot_v1_dot_session__pb2.SessionRequest.SerializeToString,
             bettercompute_dot_agent_dot_v1_dot_session__pb2.SessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Renew(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bettercompute.agent.v1.AgentService/Renew',
+            bettercompute_dot_agent_dot_v1_dot_join__pb2.RenewRequest.SerializeToString,
+            bettercompute_dot_agent_dot_v1_dot_join__pb2.RenewResponse.FromString,
             options,
             channel_credentials,
             insecure,

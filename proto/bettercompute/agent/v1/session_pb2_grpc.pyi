@@ -3,6 +3,7 @@
 isort:skip_file
 The wire between bcd and the gateway (SPEC A3). One stream a node; messages of one stream are handled in order."""
 
+from bettercompute.agent.v1 import join_pb2 as _join_pb2
 from bettercompute.agent.v1 import session_pb2 as _session_pb2
 from collections import abc as _abc
 from grpc import aio as _aio
@@ -32,11 +33,15 @@ class AgentServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AgentServiceAsyncStub: ...
     Session: _grpc.StreamStreamMultiCallable[_session_pb2.SessionRequest, _session_pb2.SessionResponse]
+    Renew: _grpc.UnaryUnaryMultiCallable[_join_pb2.RenewRequest, _join_pb2.RenewResponse]
+    """A certificate for a new key of the node whose certificate the call comes with."""
 
 @_typing.type_check_only
 class AgentServiceAsyncStub(AgentServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Session: _aio.StreamStreamMultiCallable[_session_pb2.SessionRequest, _session_pb2.SessionResponse]  # type: ignore[assignment]
+    Renew: _aio.UnaryUnaryMultiCallable[_join_pb2.RenewRequest, _join_pb2.RenewResponse]  # type: ignore[assignment]
+    """A certificate for a new key of the node whose certificate the call comes with."""
 
 class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -45,5 +50,13 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_session_pb2.SessionRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_session_pb2.SessionResponse], _abc.AsyncIterator[_session_pb2.SessionResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Renew(
+        self,
+        request: _join_pb2.RenewRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_join_pb2.RenewResponse, _abc.Awaitable[_join_pb2.RenewResponse]]:
+        """A certificate for a new key of the node whose certificate the call comes with."""
 
 def add_AgentServiceServicer_to_server(servicer: AgentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -587,6 +587,7 @@ class NodesServiceSetTrustRequest(_message.Message):
     NODE_ID_FIELD_NUMBER: _builtins.int
     TRUST_FIELD_NUMBER: _builtins.int
     LEASE_ID_FIELD_NUMBER: _builtins.int
+    KEEP_CERTIFICATE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     TENANT_ID_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
@@ -594,6 +595,8 @@ class NodesServiceSetTrustRequest(_message.Message):
     """"platform", "tenant-controlled" """
     lease_id: _builtins.str
     """the lease that gives a tenant root"""
+    keep_certificate: _builtins.bool
+    """at its end: the node's key never left a TPM. Else the node has to join again with a bound token"""
     reason: _builtins.str
     """why, for the audit"""
     tenant_id: _builtins.str
@@ -603,12 +606,13 @@ class NodesServiceSetTrustRequest(_message.Message):
         node_id: _builtins.str = ...,
         trust: _builtins.str = ...,
         lease_id: _builtins.str | None = ...,
+        keep_certificate: _builtins.bool = ...,
         reason: _builtins.str = ...,
         tenant_id: _builtins.str | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_lease_id", b"_lease_id", "_tenant_id", b"_tenant_id", "lease_id", b"lease_id", "tenant_id", b"tenant_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lease_id", b"_lease_id", "_tenant_id", b"_tenant_id", "lease_id", b"lease_id", "node_id", b"node_id", "reason", b"reason", "tenant_id", b"tenant_id", "trust", b"trust"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lease_id", b"_lease_id", "_tenant_id", b"_tenant_id", "keep_certificate", b"keep_certificate", "lease_id", b"lease_id", "node_id", b"node_id", "reason", b"reason", "tenant_id", b"tenant_id", "trust", b"trust"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__lease_id: _TypeAlias = _typing.Literal["lease_id"]  # noqa: Y015
     _WhichOneofArgType__lease_id: _TypeAlias = _typing.Literal["_lease_id", b"_lease_id"]  # noqa: Y015
