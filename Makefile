@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check format lint types contracts proto lock bench proof-spine proof-watch proof-conclude proof-lifecycle clean
+.PHONY: demo test check format lint types contracts proto docs lock bench proof-spine proof-watch proof-conclude proof-lifecycle clean
 
 $(STAMP): requirements.lock pyproject.toml
 	@echo "setting up $(VENV) (once; about a minute)"
@@ -28,13 +28,16 @@ lint: $(STAMP)
 	@$(BIN)/ruff check .
 
 types: $(STAMP)
-	@$(BIN)/mypy agent receiver proto/bettercompute/contract tests
+	@$(BIN)/mypy agent receiver proto/bettercompute/contract docs tests
 
 contracts: $(STAMP)
 	@$(BIN)/lint-imports
 
 proto: $(STAMP)      ## regenerate the committed stubs
 	@PATH=$(abspath $(BIN)):$$PATH $(BIN)/python proto/generate.py
+
+docs: $(STAMP)       ## rewrite the tables in docs/ from the tables in the code
+	@$(BIN)/python docs/generate.py
 
 lock:                ## rewrite requirements.lock (needs uv)
 	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url \

@@ -1,0 +1,37 @@
+"""The tables in docs/ are those in the code."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def generator() -> ModuleType:
+    """docs/generate.py, which is in no package."""
+    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in DOCS.glob("*.md")))
+def test_tables_are_what_the_code_says(page: str) -> None:
+    text = (DOCS / page).read_text()
+    assert generator().generated(text) == text, "run `make docs`"
+
+
+def test_every_table_of_the_code_is_in_some_page() -> None:
+    pages = "".join(path.read_text() for path in DOCS.glob("*.md"))
+    assert [name for name in generator().TABLES if f"<!-- table: {name} -->" not in pages] == []
+
+
+def test_a_table_that_differs_is_seen() -> None:
+    assert (
+        generator().generated("<!-- table: findings -->\n| old |\n<!-- end -->")
+        != "<!-- table: findings -->\n| old |\n<!-- end -->"
+    )
