@@ -115,6 +115,7 @@ class Fleet:
             str(data),
             *(["--host", str(host)] if host else []),
             "run",
+            "--insecure",
             "--server",
             self.session,
         ]
@@ -192,6 +193,7 @@ def fleet(base: Path, *options: str) -> Iterator[Fleet]:
     argv = [
         str(BIN / "bc-receiver"),
         "serve",
+        "--insecure",
         "--data-dir",
         str(base / "receiver"),
         "--listen-session",

@@ -200,7 +200,15 @@ class Talk:
     async def life(self, play: Callable[[Stream], Awaitable[None]], until: Callable[[], bool]) -> None:
         """One life of bcd, until something is true or it has died."""
         async with FakeGateway(self.base / "g.sock", play) as gateway:
-            argv = [str(BIN / "bcd"), "--data-dir", str(self.base / "data"), "--host", str(self.machine.host), "run"]
+            argv = [
+                str(BIN / "bcd"),
+                "--data-dir",
+                str(self.base / "data"),
+                "--host",
+                str(self.machine.host),
+                "run",
+                "--insecure",
+            ]
             bcd = Process("bcd", [*argv, "--server", gateway.target], self.base / "bcd.log", self.machine.env)
             bcd.start()
             try:

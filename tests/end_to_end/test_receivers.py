@@ -110,9 +110,9 @@ def site(base: Path, url: str, count: int) -> Iterator[Site]:
     base.mkdir(parents=True, exist_ok=True)
     receivers = []
     for number in range(count):
-        listen = ["--listen-session", f"unix:{base}/session-{number}.sock", "--listen-api", f"unix:{base}/api-{number}.sock"]
-        argv = [str(BIN / "bc-receiver"), "serve", "--database-url", url, "--database-connections", "4", "--metrics-listen", ""]
-        receivers.append(Process(f"receiver {number}", [*argv, *listen], base / f"receiver-{number}.log"))
+        listen = [f"--listen-session=unix:{base}/session-{number}.sock", f"--listen-api=unix:{base}/api-{number}.sock"]
+        argv = [str(BIN / "bc-receiver"), "serve", "--insecure", "--database-url", url, "--database-connections", "4"]
+        receivers.append(Process(f"receiver {number}", [*argv, *listen, "--metrics-listen="], base / f"receiver-{number}.log"))
     (base / "api.sock").symlink_to(base / "api-0.sock")
     found = Site(base, url, receivers, Fleet(base, receivers[0]))
     try:

@@ -120,7 +120,17 @@ async def node(base: Path, prepare: Callable[[Path], object] = lambda host: None
     prepare(host)
     reports = Reports()
     async with FakeGateway(base / "g.sock", reports.serve) as gateway:
-        argv = [str(BIN / "bcd"), "--data-dir", str(base / "data"), "--host", str(host), "run", "--server", gateway.target]
+        argv = [
+            str(BIN / "bcd"),
+            "--data-dir",
+            str(base / "data"),
+            "--host",
+            str(host),
+            "run",
+            "--insecure",
+            "--server",
+            gateway.target,
+        ]
         bcd = Process("bcd", argv, base / "bcd.log", {"BCD_SETTLE": "0s"})
         bcd.start()
         try:

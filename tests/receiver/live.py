@@ -65,7 +65,8 @@ async def serving(database: str, **settings: Any) -> AsyncIterator[Live]:
     with tempfile.TemporaryDirectory(prefix="bc-") as directory:
         sockets = {"listen_session": f"unix:{directory}/s", "listen_api": f"unix:{directory}/a"}
         receiver = Receiver(
-            Config(**{"database_connections": 3, "drain": 0.5, "metrics_listen": "", **sockets, **settings}), database
+            Config(**{"insecure": True, "database_connections": 3, "drain": 0.5, "metrics_listen": "", **sockets, **settings}),
+            database,
         )
         live = Live(receiver, database)
         try:

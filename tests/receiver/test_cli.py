@@ -39,7 +39,7 @@ def short() -> Iterator[Path]:
 
 
 def flags(directory: Path) -> list[str]:
-    return ["--listen-session", f"unix:{directory}/s", "--listen-api", f"unix:{directory}/a", "--metrics-listen", ""]
+    return ["--insecure", f"--listen-session=unix:{directory}/s", f"--listen-api=unix:{directory}/a", "--metrics-listen="]
 
 
 @contextmanager
@@ -136,7 +136,7 @@ def test_an_address_that_is_taken_is_said(database: str, short: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        code, _, err = ended("serve", "--database-url", database, "--listen-session", f"unix:{short}/s", "--listen-api", address)
+        code, _, err = ended("serve", "--database-url", database, *flags(short), "--listen-api", address)
     assert (code, address in err, "Traceback" in err) == (2, True, False)
 
 
@@ -154,9 +154,8 @@ def test_a_unix_socket_that_is_answered_is_not_taken_over(database: str, short: 
 def test_starts_a_postgres_of_its_own_and_answers_and_stops(short: Path) -> None:
     data = short / "data"
     with serving("--data-dir", data, *flags(short)) as process:
-        code, _, err = ended(
-            "serve", "--data-dir", data, "--listen-session", f"unix:{short}/s2", "--listen-api", f"unix:{short}/a2"
-        )
+        listen = [f"--listen-session=unix:{short}/s2", f"--listen-api=unix:{short}/a2"]
+        code, _, err = ended("serve", "--data-dir", data, "--insecure", *listen)
         assert (code, str(data) in err, "Traceback" in err) == (2, True, False)
         asked: list[str | Path] = [API, "api", "nodes.list", "--server", f"unix:{short}/a", "--format", "json"]
         assert '"nodes": []' in subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True).stdout

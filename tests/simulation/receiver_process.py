@@ -33,7 +33,7 @@ def main(database: str, directory: str, *settings: str) -> None:
     read = {one.name: one.read(given[one.name], one.name) for one in config.SETTINGS if one.name in given}
     assert read.keys() == given.keys(), settings
     log.setup("json", journal=False)
-    service.serve(config.Config(**{"database_url": database, "drain": 0.5, **sockets, **read}))
+    service.serve(config.Config(**{"database_url": database, "insecure": True, "drain": 0.5, **sockets, **read}))
 
 
 if __name__ == "__main__":
