@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agent import config as settings
-from agent.config import Config
+from agent.config import Config, Effective
 
 Arguments = argparse.Namespace
 T = TypeVar("T")
@@ -57,9 +57,14 @@ def flags(arguments: Arguments) -> dict[str, str]:
     return {name.removeprefix("setting_"): value for name, value in vars(arguments).items() if name.startswith("setting_")}
 
 
+def effective(arguments: Arguments) -> Effective:
+    """The settings in force, and where each came from. Raises UserError that names all that is wrong."""
+    return settings.effective(getattr(arguments, "config", None), os.environ, flags(arguments))
+
+
 def config(arguments: Arguments) -> Config:
     """The settings in force. Raises UserError."""
-    return settings.load(getattr(arguments, "config", None), os.environ, flags(arguments))
+    return effective(arguments).config
 
 
 def config_file(arguments: Arguments) -> Path | None:

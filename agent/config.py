@@ -4,117 +4,26 @@ A value comes from the first that has it: flag, environment variable, configurat
 one line of Config. Unknown keys and wrong types are UserErrors that name the file and the line.
 """
 
-import ipaddress
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agent.config_kinds import COMMAND_KINDS as COMMAND_KINDS
+from agent.config_kinds import COMMANDS, LIMIT, LOG_FORMAT, OPTIONAL_LISTEN, PATH, SECONDS, TARGET, TEXT, WORDS, Kind
+from agent.config_kinds import FLAG as FLAG
+from agent.config_kinds import duration as duration
+from agent.config_kinds import is_local as is_local
 from agent.errors import UserError
 
 DEFAULT_FILE = Path("/etc/bcd/bcd.toml")
 FILE_VARIABLE = "BCD_CONFIG"
 _DATA_DIR = Path("/var/lib/bcd")
-
-# The kinds of commands that there are (A7; agent/commands holds what they do), and what stands still around a GPU reset.
-COMMAND_KINDS = ("inventory.refresh", "diag.nvml", "diag.dcgm", "gpu.reset", "node.reboot")
 _ALLOWED = COMMAND_KINDS[:2]
 _PAUSED = ("nvidia-persistenced", "nvidia-dcgm")
-
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d)")
-
-
-def duration(text: str) -> float:
-    """`12h`, `90s`, `1h30m`, or a plain number of seconds, as seconds. Raises ValueError."""
-    if re.fullmatch(r"\d+(\.\d+)?", text.strip()):
-        return float(text)
-    rest = _DURATION.sub("", text).strip()
-    if rest or not text.strip():
-        raise ValueError('expected a duration such as "12h", "10m" or "90s"')
-    return sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
-
-
-def duration_text(seconds: float) -> str:
-    """Seconds in the largest unit that fits: 43200 is `12h`."""
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= size and seconds % size == 0 and (unit != "d" or seconds > size):
-            return f"{seconds / size:.0f}{unit}"
-    return f"{seconds:g}s"
-
-
-def _positive(text: str) -> float:
-    seconds = duration(text)
-    if seconds == 0:
-        raise ValueError("expected a duration above zero")
-    return seconds
-
-
-def _truth(text: str) -> bool:
-    try:
-        return {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}[
-            text.lower()
-        ]
-    except KeyError:
-        raise ValueError("expected true or false") from None
-
-
-def _target(text: str) -> str:
-    if text.startswith("unix:") and len(text) > len("unix:"):
-        return text
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError('expected "host:port" or "unix:/path"')
-    return text
-
-
-def _choice(*words: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in words:
-            raise ValueError(f"expected {' or '.join(words)}")
-        return text
-
-    return parse
-
-
-def _words(*known: str) -> Callable[[str], tuple[str, ...]]:
-    """Words between commas; only those of `known`, when it names some."""
-
-    def parse(text: str) -> tuple[str, ...]:
-        words = tuple(word.strip() for word in text.split(",") if word.strip())
-        if known and (other := [word for word in words if word not in known]):
-            raise ValueError(f"{', '.join(other)}: expected some of {', '.join(known)}")
-        return words
-
-    return parse
-
-
-def _absolute(text: str) -> Path:
-    if not text:
-        raise ValueError("expected a path")
-    return Path(text).absolute()
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A type of setting: its value from text (raises ValueError), the TOML types it may have, and a value as text."""
-
-    parse: Callable[[str], Any]
-    toml: tuple[type, ...] = (str,)
-    text: Callable[[Any], str] = str
-    expects: str = "a string"
-
-
-TEXT = Kind(str)
-PATH = Kind(_absolute)
-TARGET = Kind(_target)
-SECONDS = Kind(duration, (str, int, float), duration_text, 'a duration such as "12h"')
-LIMIT = Kind(_positive, (str, int, float), duration_text, 'a duration such as "60s"')
-FLAG = Kind(_truth, (bool,), lambda value: str(value).lower(), "true or false")
-LOG_FORMAT = Kind(_choice("text", "json"))
-WORDS = Kind(_words(), (list,), ",".join, "a list of strings")
-COMMANDS = Kind(_words(*COMMAND_KINDS), (list,), ",".join, "a list of strings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +34,7 @@ class Setting:
     kind: Kind
     default: Any
     help: str
+    restart: bool = False  # another value holds from the next start only, not from SIGHUP
 
     @property
     def name(self) -> str:
@@ -144,14 +54,18 @@ class Setting:
     @property
     def toml(self) -> str:
         """The default as it stands in the file."""
+        return self.as_toml(self.default)
+
+    def as_toml(self, value: Any) -> str:
+        """A value as it stands in the file."""
         if self.kind.toml == (list,):
-            return str(list(self.default)).replace("'", '"')
-        text = self.kind.text(self.default)
-        return text if self.kind.toml == (bool,) else f'"{text}"'
+            return str(list(value)).replace("'", '"')
+        text = self.kind.text(value)
+        return text if self.kind.toml == (bool,) else json.dumps(text, ensure_ascii=False)
 
 
-def _row(key: str, kind: Kind, default: Any, text: str) -> Any:
-    return field(default=default, metadata={"setting": Setting(key, kind, default, text)})
+def _row(key: str, kind: Kind, default: Any, text: str, restart: bool = False) -> Any:
+    return field(default=default, metadata={"setting": Setting(key, kind, default, text, restart)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +74,12 @@ class Config:
 
     server: str = _row("server", TARGET, "127.0.0.1:7443", "The receiver: host:port, or unix:/path.")
     insecure: bool = _row("insecure", FLAG, False, "Allow a server that is not on this machine, although nothing is encrypted.")
-    data_dir: Path = _row("data_dir", PATH, _DATA_DIR, "Where bcd keeps its identity and last inventory (mode 0700).")  # noqa: RUF009
-    socket: str = _row("socket", TEXT, "", "The local socket of `bcd status` and `bcd refresh`. Empty: bcd.sock in data_dir.")
+    data_dir: Path = _row(  # noqa: RUF009
+        "data_dir", PATH, _DATA_DIR, "Where bcd keeps its identity and last inventory (mode 0700).", restart=True
+    )
+    socket: str = _row(
+        "socket", TEXT, "", "The local socket of `bcd status` and `bcd refresh`. Empty: bcd.sock in data_dir.", restart=True
+    )
     image_dir: str = _row("image_dir", TEXT, "/var/lib/bcd/images", "The node's image directory, listed in section `images`.")
     cri_socket: str = _row("cri_socket", TEXT, "", "The container runtime's CRI socket, for its images. Empty: it is not asked.")
     nvml_library: str = _row("nvml.library", TEXT, "", "The libnvidia-ml.so.1 to load. Empty: the one that the loader finds.")
@@ -204,6 +122,9 @@ class Config:
     tools_mps_control: str = _row(
         "tools.mps_control", TEXT, "nvidia-cuda-mps-control", "The program that asks MPS for its servers: name or path."
     )
+    metrics_listen: str = _row(
+        "metrics.listen", OPTIONAL_LISTEN, "", "Where Prometheus asks: HOST:PORT, over plain HTTP. Empty: nowhere.", restart=True
+    )
     log_format: str = _row("log.format", LOG_FORMAT, "text", "How events are logged to stderr: text or json, one a line.")
 
     @property
@@ -216,53 +137,91 @@ SETTINGS: tuple[Setting, ...] = tuple(f.metadata["setting"] for f in fields(Conf
 _BY_KEY = {setting.key: setting for setting in SETTINGS}
 
 
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """The settings in force and where each came from: attribute of Config -> `default`, `FILE:LINE`, a variable or a flag."""
+
+    config: Config
+    sources: Mapping[str, str]
+
+
 def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]) -> Config:
     """The settings in force. `file` None: the variable's or the default one, which may be absent. `flags`: name -> text.
 
-    Raises UserError for whatever is wrong with any of them.
+    Raises UserError for whatever is wrong with any of them: one that names all of it.
     """
+    return effective(file, environ, flags).config
+
+
+def effective(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]) -> Effective:
+    """As load() has them, with where each came from. Raises UserError."""
     named = file or (Path(environ[FILE_VARIABLE]) if environ.get(FILE_VARIABLE) else None)
-    values = _read_file(named or DEFAULT_FILE, required=named is not None)
+    found = _Found({}, {}, [])
+    _take_text(_read_file(named or DEFAULT_FILE, required=named is not None), str(named or DEFAULT_FILE), found)
     for setting in SETTINGS:
         if setting.variable in environ:
-            values[setting.name] = _from_text(setting, environ[setting.variable], f"environment variable {setting.variable}")
+            place = f"environment variable {setting.variable}"
+            found.take(setting, place, partial(_from_text, setting, environ[setting.variable], place))
         if setting.name in flags:
-            values[setting.name] = _from_text(setting, flags[setting.name], setting.flag)
-    config = Config(**values)
+            found.take(setting, setting.flag, partial(_from_text, setting, flags[setting.name], setting.flag))
+    found.settle()
+    config = Config(**found.values)
+    _check(config)
+    return Effective(config, {setting.name: found.sources.get(setting.name, "default") for setting in SETTINGS})
+
+
+@dataclass(slots=True)
+class _Found:
+    """What was found so far, from the weakest source to the strongest, and all that is wrong with it."""
+
+    values: dict[str, Any]
+    sources: dict[str, str]
+    wrong: list[UserError]
+
+    def take(self, setting: Setting, source: str, value: Callable[[], Any]) -> None:
+        try:
+            self.values[setting.name], self.sources[setting.name] = value(), source
+        except UserError as error:
+            self.wrong.append(error)
+
+    def settle(self) -> None:
+        if len(self.wrong) == 1:
+            raise self.wrong[0]
+        if self.wrong:
+            raise UserError("\n".join(str(error) for error in self.wrong))
+
+
+def _check(config: Config) -> None:
+    """What several settings say together."""
     if not config.insecure and not is_local(config.server):
         raise UserError(
             f"server {config.server} is not on this machine and the connection would not be encrypted",
             "connect over loopback or a unix socket, or accept that with --insecure",
         )
-    return config
-
-
-def is_local(target: str) -> bool:
-    """Whether a gRPC target cannot leave this machine: a unix socket or a loopback address."""
-    host = target.rpartition(":")[0].strip("[]")
-    if target.startswith("unix:") or host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def parse(text: str, name: str) -> dict[str, Any]:
     """A configuration file's text as attribute -> value. `name` is the file's, for messages. Raises UserError."""
+    found = _Found({}, {}, [])
+    _take_text(text, name, found)
+    found.settle()
+    return found.values
+
+
+def _take_text(text: str, name: str, found: "_Found") -> None:
     import tomllib
 
     try:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{name}: not valid TOML: {error}", "see the shipped bcd.toml for the form") from error
-    values = {}
+        found.wrong.append(UserError(f"{name}: not valid TOML: {error}", "see the shipped bcd.toml for the form"))
+        return
     for key, value in _flatten(tree):
         place = f"{name}:{line}" if (line := _line(text, key)) else name
-        if key not in _BY_KEY:
-            raise UserError(f"{place}: unknown key {key!r}", f"the keys are {', '.join(sorted(_BY_KEY))}")
-        values[_BY_KEY[key].name] = _from_toml(_BY_KEY[key], value, place)
-    return values
+        if setting := _BY_KEY.get(key):
+            found.take(setting, place, partial(_from_toml, setting, value, place))
+        else:
+            found.wrong.append(UserError(f"{place}: unknown key {key!r}", f"the keys are {', '.join(sorted(_BY_KEY))}"))
 
 
 def render() -> str:
@@ -278,16 +237,15 @@ def render() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _read_file(path: Path, required: bool) -> dict[str, Any]:
+def _read_file(path: Path, required: bool) -> str:
     try:
-        text = path.read_bytes().decode()
+        return path.read_bytes().decode()
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text (byte {error.start})") from error
     except OSError as error:
         if not required and isinstance(error, FileNotFoundError | NotADirectoryError):
-            return {}
+            return ""
         raise UserError(f"cannot read the configuration {path}: {error.strerror}", "name another one with --config") from error
-    return parse(text, str(path))
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

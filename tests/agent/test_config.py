@@ -22,6 +22,32 @@ def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(tmp_pat
     assert loaded.rescan_interval == 43200.0
 
 
+def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+    file = write(tmp_path, 'settle = "soon"\ncolour = "red"\nimage_dir = 7\n')
+    with pytest.raises(UserError) as caught:
+        load(file, {"BCD_PROBE_INTERVAL": "x"}, {"log_format": "xml"})
+    wrong = (
+        "settle: 'soon'",
+        "unknown key 'colour'",
+        "image_dir is an integer",
+        "variable BCD_PROBE_INTERVAL",
+        "--log-format: 'xml'",
+    )
+    assert [what for what in wrong if what not in str(caught.value)] == []
+
+
+def test_each_value_tells_where_it_came_from(tmp_path: Path) -> None:
+    file = write(tmp_path, '\nsettle = "1m"\n[nvml]\nlibrary = "/x"\n[log]\nformat = "json"\n')
+    found = config.effective(file, {"BCD_SETTLE": "2m", "BCD_LOG_FORMAT": "text"}, {"log_format": "json"})
+    assert found.sources == {
+        **{setting.name: "default" for setting in SETTINGS},
+        "settle": "environment variable BCD_SETTLE",
+        "nvml_library": f"{file}:4",
+        "log_format": "--log-format",
+    }
+    assert (found.config.settle, found.config.nvml_library, found.config.log_format) == (120.0, "/x", "json")
+
+
 def test_every_setting_has_its_own_key_variable_flag_and_help() -> None:
     for names in ([s.key for s in SETTINGS], [s.variable for s in SETTINGS], [s.flag for s in SETTINGS]):
         assert len(set(names)) == len(names)
