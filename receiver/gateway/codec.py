@@ -19,6 +19,7 @@ from receiver.gateway import messages as m
 from receiver.planning.conditions import sort_out
 from receiver.planning.offer import is_name
 
+LOOKED_AT = 4 * limits.SECTIONS.most  # sections of an offer: it is refused for fewer, and a message has room for two millions
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 END_REASONS = {
@@ -82,6 +83,7 @@ def _hello(hello: pb.Hello) -> m.Hello:
     limits.check(limits.DRIVERS, len(hello.drivers))
     limits.check(limits.CAPABILITIES, len(hello.capabilities))
     _words(hello.protocol_version, hello.daemon_version, hello.boot_id, hello.instance_id, hello.digest, *hello.capabilities)
+    _words(hello.previous_instance_id)
     for driver in hello.drivers:
         limits.check(limits.KINDS, len(driver.kinds))
         _words(driver.id, driver.version, *driver.kinds)
@@ -95,6 +97,7 @@ def _hello(hello: pb.Hello) -> m.Hello:
         tuple(values.Driver(driver.id, driver.version, tuple(driver.kinds)) for driver in hello.drivers),
         tuple(hello.capabilities),
         hello.digest,
+        hello.previous_instance_id,
     )
 
 
@@ -144,7 +147,7 @@ def _offer(offer: pb.InventoryOffer) -> values.Offer:
     _words(offer.digest, offer.boot_id)
     return values.Offer(
         digest=offer.digest,
-        sections=tuple(values.SectionRef(s.name, s.schema_version, s.hash, s.size) for s in offer.sections),
+        sections=tuple(values.SectionRef(s.name, s.schema_version, s.hash, s.size) for s in offer.sections[:LOOKED_AT]),
         missing=_missing(offer.missing),
         collected_at=_time(offer.collected_at, "InventoryOffer.collected_at") if offer.HasField("collected_at") else None,
         boot_id=offer.boot_id,

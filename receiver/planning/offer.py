@@ -13,10 +13,13 @@ from bettercompute.agent.v1 import inventory_pb2 as pb
 from bettercompute.contract.sections import SECTIONS, decode, digest, section_hash
 from google.protobuf.message import Message
 
+from receiver.planning import parts
 from receiver.planning.policy import GPUS
 from receiver.values import SECTION_BYTES, SECTIONS_PER_OFFER, Offer
 
 INSTANCES = 64  # of MIG of a GPU; none has as many
+FIELDS = 1 << 17  # of a section, with all that is in it: the largest host of the field has some thousands
+HARMLESS = 64 << 10  # bytes: what a shorter section unpacks to is little, whatever is in it
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _HASH = re.compile(r"[0-9a-f]{64}")
 
@@ -65,6 +68,8 @@ def check_bodies(offer: Offer, bodies: Mapping[str, bytes]) -> Refusal | dict[st
             return Refusal(name, f"its {len(data)} bytes have hash {found}, offered was {hashes[name]}")
         if name not in SECTIONS:
             continue
+        if len(data) > HARMLESS and parts.count(data, SECTIONS[name].message, FIELDS) > FIELDS:
+            return Refusal(name, f"it has more than {FIELDS} fields")
         try:
             decoded[name] = decode(name, data)
         except ValueError as error:
