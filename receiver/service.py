@@ -31,6 +31,7 @@ from receiver.gateway.registry import Registry
 from receiver.gateway.replanning import replan_forever
 from receiver.gateway.server import Server
 from receiver.gateway.session import Sessions
+from receiver.joining import joining
 from receiver.loops import kinds
 from receiver.operate.methods import runners
 from receiver.planning.pressure import Levels
@@ -131,8 +132,10 @@ class Receiver:
         gap = timedelta(seconds=GAP * config.status_interval)
         self.singletons = Singletons(self.pool, name, kinds(config), gap)
         self.woken = asyncio.Condition()
-        writes = runners(self.pool, config.tenant)
-        self.api = Api(self.engine, self.reading, self.woken, lambda limit: self.registry.met.update([limit]), writes)
+        writes = runners(self.pool, config.tenant, lambda: joining(config))
+        self.api = Api(
+            self.engine, self.reading, self.woken, lambda limit: self.registry.met.update([limit]), writes, config.insecure
+        )
         self.url = url
         self.servers: list[Server] = []
         self.tasks: set[asyncio.Task[None]] = set()
@@ -144,7 +147,7 @@ class Receiver:
         """Listens. Raises ReceiverError when an address cannot be had; `stop` is to be called then too."""
         nodes, callers = Server(self.config.listen_session), Server(self.config.listen_api)
         self.servers = [nodes, callers]
-        nodes.add_sessions(Sessions(self.registry, self.jobs, self.config.status_interval))
+        nodes.add_sessions(Sessions(self.registry, self.jobs, self.config.status_interval, self.config.insecure))
         callers.add_services(self.api.services())
         for server in self.servers:
             await server.start()

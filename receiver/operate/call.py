@@ -1,6 +1,6 @@
 """A call that changes something: who calls, in which transaction, what of the fleet it is about, and its audit."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -9,7 +9,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from receiver import ids
-from receiver.errors import Invalid, NotFound, OverLimit
+from receiver.errors import Invalid, NotFound, OverLimit, Refused
 from receiver.events import event
 from receiver.read.tokens import ALL, Scope
 from receiver.store.database import Connection
@@ -33,12 +33,29 @@ _FIND: Mapping[str, str] = {
     "command": "SELECT c.tenant_id, n.pool_id, n.id FROM commands c JOIN nodes n ON n.id = c.node_id WHERE c.id = %s",
     "run": "SELECT r.tenant_id, r.pool_id, r.node_id FROM remediation_runs r WHERE r.id = %s",
     "pool": "SELECT tenant_id, id, NULL FROM pools WHERE id = %s",
+    "token": "SELECT tenant_id, NULL, NULL FROM api_tokens WHERE id = %s",
+    "join token": "SELECT tenant_id, pool_id, node_id FROM join_tokens WHERE id = %s",
 }
 
 
 @dataclass(frozen=True, slots=True)
+class Joining:
+    """What a node has to know to join: the address ("host:port"), and the CAs of receivers' certificates in DER."""
+
+    address: str
+    server_ca: tuple[bytes, ...]
+
+
+def _nowhere() -> Joining:
+    raise Refused("this receiver takes no nodes in")
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
-    """`tx`: the transaction, which is committed when the method returns. `tenant`: of new things, where the caller has all."""
+    """`tx`: the transaction, which is committed when the method returns. `tenant`: of new things, where the caller has all.
+
+    `joining` says where nodes join; it raises Refused where they cannot.
+    """
 
     tx: Connection
     scope: Scope
@@ -46,6 +63,7 @@ class Call:
     request: Any
     tenant: str = "default"
     mint: ids.Mint = ids.mint
+    joining: Callable[[], Joining] = _nowhere
 
     @property
     def reason(self) -> str:

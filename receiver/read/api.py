@@ -23,9 +23,11 @@ from bettercompute.control.v1 import (
     events_pb2,
     images_pb2,
     inventory_pb2,
+    join_tokens_pb2,
     nodes_pb2,
     pools_pb2,
     remediation_pb2,
+    tokens_pb2,
 )
 from google.protobuf import message_factory
 from google.protobuf.message import Message
@@ -35,12 +37,25 @@ from sqlalchemy.engine import Connection
 from receiver.client_methods import name_of
 from receiver.errors import Invalid, NotFound, OverLimit, Refused
 from receiver.read import queries
-from receiver.read.answers import acceptance, commands, devices, events, inventory, nodes, placement, pools, remediation, why
-from receiver.read.tokens import ADMIN, READ, Forbidden, Scope, scope
+from receiver.read.answers import (
+    acceptance,
+    commands,
+    devices,
+    events,
+    inventory,
+    nodes,
+    placement,
+    pools,
+    remediation,
+    tokens,
+    why,
+)
+from receiver.read.tokens import ADMIN, READ, Forbidden, Scope, Unauthenticated, caller, narrowed
 from receiver.store.database import LOST_RACE
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Run = Callable[[Engine, Scope, Any], Message]  # a method: called in a thread with the request, answers the response
+Who = Callable[[Connection], Scope]  # looks up what the caller of a call may see and do
+Run = Callable[[Engine, Who, Any], Message]  # a method: called in a thread with the request, answers the response
 
 SERVICES = {
     service.full_name: service
@@ -52,9 +67,11 @@ SERVICES = {
         events_pb2,
         images_pb2,
         inventory_pb2,
+        join_tokens_pb2,
         nodes_pb2,
         pools_pb2,
         remediation_pb2,
+        tokens_pb2,
     )
     for service in file.DESCRIPTOR.services_by_name.values()
 }
@@ -87,12 +104,15 @@ READS: Mapping[str, Read] = {
     "commands.get": Read(commands.get),
     "remediation.list": Read(remediation.listed),
     "remediation.get": Read(remediation.get),
+    "tokens.list": Read(tokens.listed, ADMIN),
+    "joinTokens.list": Read(tokens.joins_listed, ADMIN),
 }
 # The first that an error is of. (What the database says is not for callers.)
 REFUSALS: tuple[tuple[type[Exception], grpc.StatusCode, str], ...] = (
     (NotFound, grpc.StatusCode.NOT_FOUND, ""),
     (Invalid, grpc.StatusCode.INVALID_ARGUMENT, ""),
     (Refused, grpc.StatusCode.FAILED_PRECONDITION, ""),
+    (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED, ""),
     (Forbidden, grpc.StatusCode.PERMISSION_DENIED, ""),
     (sqlalchemy.exc.DataError, grpc.StatusCode.INVALID_ARGUMENT, ""),  # a zero byte in a text
     (psycopg.DataError, grpc.StatusCode.INVALID_ARGUMENT, ""),
@@ -119,6 +139,7 @@ class Api:
     """The services of bettercompute.control.v1. `woken` is notified when events were committed.
 
     `over_limit` counts a request that is over a limit, by its name. `writes`: the methods that change something, by name.
+    `insecure`: who brings no token is the platform's operator.
     """
 
     def __init__(
@@ -128,11 +149,13 @@ class Api:
         woken: asyncio.Condition,
         over_limit: Callable[[str], None],
         writes: Mapping[str, Run] = MappingProxyType({}),
+        insecure: bool = False,
     ) -> None:
         self.engine = engine
         self.threads = threads
         self.woken = woken
         self.over_limit = over_limit
+        self.insecure = insecure
         self.methods = {**{name: _reading(name, row) for name, row in READS.items()}, **writes}
         self.stopping = False
         self.calls = 0  # under way
@@ -155,10 +178,16 @@ class Api:
     def _unary(self, run: Run) -> Callable[[Any, Context], Any]:
         async def handle(request: Any, context: Context) -> Message:
             with self._counted():
-                message: Message = await self._guarded(context, lambda: run(self.engine, _scope(request), request))
+                message: Message = await self._guarded(context, lambda: run(self.engine, self._who(context, request), request))
             return message
 
         return handle
+
+    def _who(self, context: Context, request: Any) -> Who:
+        """What looks up the call's token. It does so with each use: who watches is looked up again and again."""
+        metadata = tuple(context.invocation_metadata() or ())
+        requested = request.tenant_id if request.HasField("tenant_id") else None
+        return lambda db: narrowed(caller(db, metadata, self.insecure), requested)
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
@@ -191,10 +220,11 @@ class Api:
     ) -> AsyncIterator[events_pb2.EventsServiceWatchResponse]:
         node_id = request.node_id if request.HasField("node_id") else None
         kind = request.type if request.HasField("type") else None
-        seen, place = await self._guarded(context, lambda: self._first_place(request))
+        who = self._who(context, request)
+        place = await self._guarded(context, lambda: self._first_place(who, request))
         while not self.stopping:
             after = place
-            rows = await self._guarded(context, lambda: self._page(seen, after, node_id, kind))  # noqa: B023
+            seen, rows = await self._guarded(context, lambda: self._page(who, after, node_id, kind))  # noqa: B023
             for row in rows:
                 place = (row.xid, row.seq)
                 yield events_pb2.EventsServiceWatchResponse(event=events.event(seen, row), cursor=events.cursor_of(row))
@@ -202,17 +232,17 @@ class Api:
                 await self._sleep()
         await context.abort(grpc.StatusCode.UNAVAILABLE, "this receiver stops: go on from the last cursor")
 
-    def _first_place(self, request: events_pb2.EventsServiceWatchRequest) -> tuple[Scope, queries.Place]:
-        seen = _scope(request)
-        seen.require(READ, "events.watch")
+    def _first_place(self, who: Who, request: events_pb2.EventsServiceWatchRequest) -> queries.Place:
         with self.engine.connect() as db:
+            seen = _watcher(db, who)
             if request.HasField("node_id"):
                 queries.node(db, seen, request.node_id)  # raises NotFound
-            return seen, queries.place(request.cursor) if request.cursor else queries.event_horizon(db)
+            return queries.place(request.cursor) if request.cursor else queries.event_horizon(db)
 
-    def _page(self, seen: Scope, after: queries.Place, node_id: str | None, kind: str | None) -> Sequence[Row[Any]]:
+    def _page(self, who: Who, after: queries.Place, node_id: str | None, kind: str | None) -> tuple[Scope, Sequence[Row[Any]]]:
         with self.engine.connect() as db:
-            return queries.event_page(db, seen, after, WATCH_PAGE, node_id, kind)
+            seen = _watcher(db, who)
+            return seen, queries.event_page(db, seen, after, WATCH_PAGE, node_id, kind)
 
     async def _sleep(self) -> None:
         async with self.woken:
@@ -224,16 +254,19 @@ class Api:
 
 
 def _reading(name: str, row: Read) -> Run:
-    def run(engine: Engine, seen: Scope, request: Any) -> Message:
-        seen.require(row.permission, name)
+    def run(engine: Engine, who: Who, request: Any) -> Message:
         with engine.connect() as db:
+            seen = who(db)
+            seen.require(row.permission, name)
             return row.answer(db, seen, request)
 
     return run
 
 
-def _scope(request: Any) -> Scope:
-    return scope(request.tenant_id if request.HasField("tenant_id") else None)
+def _watcher(db: Connection, who: Who) -> Scope:
+    seen = who(db)
+    seen.require(READ, "events.watch")
+    return seen
 
 
 def _serialize(message: Message) -> bytes:

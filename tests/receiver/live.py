@@ -2,9 +2,10 @@
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import grpc
@@ -13,7 +14,11 @@ import pytest
 
 from receiver.client_methods import answer, find, parse
 from receiver.config import Config
+from receiver.ids import mint
+from receiver.operate import tokens
+from receiver.read.tokens import ADMIN
 from receiver.service import Receiver
+from receiver.store.tokens import add_api
 from tests.fake_daemon import FakeDaemon, until
 
 
@@ -24,6 +29,7 @@ class Live:
     receiver: Receiver
     database: str
     daemons: list[FakeDaemon] = field(default_factory=list)
+    token: str = ""  # whose calls `api` makes; empty: those of the operator of an insecure receiver
 
     def daemon(self, **fields: Any) -> FakeDaemon:
         """A daemon that will be hung up at the end."""
@@ -42,7 +48,23 @@ class Live:
 
     async def api(self, name: str, /, **keys: object) -> dict[str, Any]:
         """What `better-compute api NAME key=value ... --format json` prints. Raises grpc.aio.AioRpcError."""
-        return await ask(self.receiver.config.listen_api, name, **keys)
+        return await ask(self.receiver.config.listen_api, name, self.token, **keys)
+
+    def token_of(self, tenant: str, *permissions: str, life: timedelta = timedelta(hours=1), name: str = "") -> str:
+        """A new token of the API: its text. Without permissions named: of an administrator."""
+        made = tokens.new(mint)
+        with psycopg.connect(self.database) as tx:
+            add_api(tx, made, tenant, permissions or (ADMIN,), name, "test", life)
+        return made.text
+
+    @contextmanager
+    def calling(self, tenant: str, *permissions: str) -> Iterator[None]:
+        """Within the block `api` calls with a token of this tenant."""
+        before, self.token = self.token, self.token_of(tenant, *permissions)
+        try:
+            yield
+        finally:
+            self.token = before
 
     def rows(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
         """What the database has."""
@@ -50,13 +72,18 @@ class Live:
             return connection.execute(query.encode(), arguments or None).fetchall()
 
 
-async def ask(target: str, name: str, /, **keys: object) -> dict[str, Any]:
+def bearer(token: str) -> list[tuple[str, str]]:
+    """A token as the metadata of a call; none for an empty one."""
+    return [("authorization", f"Bearer {token}")] if token else []
+
+
+async def ask(target: str, name: str, token: str = "", /, **keys: object) -> dict[str, Any]:
     """What a receiver's API answers: `better-compute api NAME key=value ... --format json`. Raises grpc.aio.AioRpcError."""
     method = find(name)
     request = parse(method, [f"{key}={value}" for key, value in keys.items()])
     async with grpc.aio.insecure_channel(target) as channel:
         call: Any = channel.unary_unary(method.path, lambda message: message.SerializeToString(), method.response.FromString)
-        return answer(await call(request))
+        return answer(await call(request, metadata=bearer(token)))
 
 
 @asynccontextmanager

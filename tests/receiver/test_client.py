@@ -46,9 +46,11 @@ def test_methods_are_those_of_the_descriptors() -> None:
         "events": "list watch",
         "images": "list",
         "inventory": "diff get history refresh",
+        "joinTokens": "create list revoke",
         "nodes": "adopt delete diag get label list maintenance move reboot resolveIdentity retire setTrust why",
         "pools": "confirmHygiene create delete get list maintenance resumeRemediation set",
         "remediation": "cancel get list",
+        "tokens": "create list revoke",
     }
     assert list(methods()) == [f"{noun}.{verb}" for noun, row in verbs.items() for verb in row.split()]
 

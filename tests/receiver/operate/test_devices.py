@@ -1,10 +1,7 @@
 """`devices.*` (SPEC B2, B4, B9), asked as the command line asks, over a real receiver and Postgres."""
 
-from unittest.mock import patch
-
 import grpc
 
-from receiver.read.tokens import Scope
 from tests.fake_daemon import FakeDaemon, until
 from tests.receiver.builders import gpu, gpus, host
 from tests.receiver.live import Live, live, refused
@@ -120,7 +117,7 @@ async def test_what_a_driver_says_of_processes_is_for_the_platform_only(served: 
         return [str(one) for one in (told, events, history)]
 
     assert all("secret" in text for text in (await said())[:2])
-    with patch("receiver.read.tokens.caller", lambda: Scope("default")):
+    with served.calling("default"):
         texts = await said()
         assert not any("secret" in text for text in texts)
         assert "'message': '48'" in texts[1]

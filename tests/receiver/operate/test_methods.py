@@ -1,6 +1,7 @@
 """What holds for every method that changes something: permission, tenant, audit, retries (SPEC B9)."""
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
 
@@ -13,9 +14,12 @@ from receiver.apply import command, nodes, repairs
 from receiver.client_methods import find, methods
 from receiver.gateway import limits
 from receiver.ids import mint
+from receiver.operate import tokens
+from receiver.operate.call import Joining
 from receiver.operate.methods import WRITES
 from receiver.read.api import READS
 from receiver.read.tokens import ADMIN, PROVISION, READ, Scope
+from receiver.store.tokens import add_join
 from tests.fake_daemon import until
 from tests.receiver.builders import gpu, host
 from tests.receiver.live import Live, live, refused, serving
@@ -43,15 +47,19 @@ ORDERS: dict[str, dict[str, str]] = {
     "pools.maintenance": {"poolId": "<pool>"},
     "pools.resumeRemediation": {"poolId": "<pool>"},
     "pools.delete": {"poolId": "<pool>"},
+    "tokens.create": {"permissions": READ, "name": "ci"},
+    "tokens.revoke": {"tokenId": "<token>"},
+    "joinTokens.create": {},
+    "joinTokens.revoke": {"tokenId": "<join token>"},
 }
 # What a healthy node in service, or a pool whose repairs go on, refuses.
 LATER = {
     *("nodes.delete", "nodes.resolveIdentity", "devices.transfer"),
     *("pools.resumeRemediation", "pools.confirmHygiene"),
 }
-NEW = {"pools.create"}  # of nothing that is there
+NEW = {"pools.create", "tokens.create", "joinTokens.create"}  # of nothing that is there
 Things = dict[str, str]  # what ORDERS names, by its placeholder
-SUBJECTS = ("commandId", "runId", "deviceId", "nodeId", "poolId")
+SUBJECTS = ("commandId", "runId", "deviceId", "nodeId", "poolId", "tokenId")
 
 
 def order(name: str, things: Things) -> dict[str, str]:
@@ -72,7 +80,11 @@ async def fleet(served: Live) -> Things:
     with psycopg.connect(served.database) as tx:
         one = command.queue(tx, away.node_id, "diag.nvml", {}, "key")
         run = repairs.reboot(tx, away.node_id, "alice", "it hangs")
-    return {"<node>": daemon.node_id, "<pool>": str(pool["id"]), "<command>": one, "<run>": run}
+        join = tokens.new(mint)
+        add_join(tx, join, "default", pool_id=None, kind="host", node_id=None, uses=1, by="alice", life=timedelta(hours=1))
+    token = served.token_of("default").partition(".")[0]
+    things = {"<node>": daemon.node_id, "<pool>": str(pool["id"]), "<command>": one, "<run>": run}
+    return {**things, "<token>": token, "<join token>": join.id}
 
 
 def test_every_method_reads_or_writes() -> None:
@@ -85,21 +97,24 @@ def test_every_method_reads_or_writes() -> None:
 
 def test_permissions_are_those_of_the_table() -> None:
     admin = {name for name, row in WRITES.items() if row.permission == ADMIN}
-    assert admin == {"nodes.setTrust", *(name for name in WRITES if name.startswith("pools."))}
+    administered = ("pools.", "tokens.", "joinTokens.")
+    assert admin == {"nodes.setTrust", *(name for name in WRITES if name.startswith(administered))}
     assert {row.permission for name, row in WRITES.items() if name not in admin} == {PROVISION}
-    assert {name for name, row in READS.items() if row.permission != READ} == {"pools.get", "pools.list"}
+    assert {name for name, row in READS.items() if row.permission != READ} == {
+        *("pools.get", "pools.list", "tokens.list", "joinTokens.list")
+    }
 
 
 @live
 async def test_a_token_without_the_permission_changes_nothing(served: Live) -> None:
     things = await fleet(served)
     for held, allowed in (((READ,), ()), ((READ, PROVISION), (PROVISION,))):
-        with patch("receiver.read.tokens.caller", lambda held=held: Scope("*", held, platform=True)):
+        with served.calling("*", *held):
             for name, row in WRITES.items():
                 if row.permission not in allowed:
                     code, text = await refused(served.api(name, **order(name, things)))
                     assert (code, row.permission in text, name in text) == (grpc.StatusCode.PERMISSION_DENIED, True, True)
-    with patch("receiver.read.tokens.caller", lambda: Scope("*", (), platform=True)):
+    with served.calling("*", "compute:nothing"):
         assert (await refused(served.api("nodes.list")))[0] == grpc.StatusCode.PERMISSION_DENIED
     assert served.rows("SELECT count(*) FROM events WHERE type = 'api.write'") == [(1,)], "the pool of this test"
 
@@ -107,7 +122,7 @@ async def test_a_token_without_the_permission_changes_nothing(served: Live) -> N
 @live
 async def test_what_is_another_tenants_is_not_found_by_any_method(served: Live) -> None:
     things = await fleet(served)
-    with patch("receiver.read.tokens.caller", lambda: Scope("acme")):
+    with served.calling("acme"):
         for name in WRITES.keys() - NEW:
             code, _ = await refused(served.api(name, **order(name, things)))
             assert (name, code) == (name, grpc.StatusCode.NOT_FOUND)
@@ -123,7 +138,8 @@ async def test_what_is_another_tenants_is_not_found_by_any_method(served: Live) 
 
 @live
 async def test_what_does_not_exist_is_not_found_and_named(served: Live) -> None:
-    things = {"<node>": mint("node"), "<pool>": mint("pool"), "<command>": mint("cmd"), "<run>": mint("run")}
+    kinds = {"node": "node", "pool": "pool", "command": "cmd", "run": "run", "token": "tok", "join token": "tok"}
+    things = {f"<{kind}>": mint(prefix) for kind, prefix in kinds.items()}
     for name in WRITES.keys() - NEW:
         code, text = await refused(served.api(name, **order(name, things)))
         subject = next(key for key in SUBJECTS if key in order(name, things))
@@ -133,6 +149,7 @@ async def test_what_does_not_exist_is_not_found_and_named(served: Live) -> None:
 
 
 @live
+@patch("receiver.service.joining", lambda _: Joining("joins:7442", (b"DER",)))
 async def test_every_write_is_audited_and_a_refused_one_leaves_nothing(served: Live) -> None:
     things = await fleet(served)
     for name in ORDERS:

@@ -45,6 +45,11 @@ def command_id(number: int, nth: int) -> str:
     return f"cmd_0{nth}{number:024d}"
 
 
+def token_id(number: int) -> str:
+    """One of the tokens of the API, and one of those to join with."""
+    return f"tok_01{number:024d}"
+
+
 def device_id(number: int, gpu: int) -> str:
     """The UUID of a GPU, from 0, of node `number`."""
     return f"GPU-{md5(f'{number}:{gpu}'.encode()).hexdigest()[:8]}-0000-4000-8000-{number * GPUS + gpu:012d}"
@@ -188,6 +193,10 @@ _TABLES = (
         _EACH,
     ),
 )
+_TOKENS = (
+    ("api_tokens", "id, hash", "'tok_01' || " + _padded("n", 24) + ", md5(n::text)", _EACH),
+    ("join_tokens", "id, node_id, hash", f"'tok_01' || {_padded('n', 24)}, {_NODE}, md5(n::text)", _EACH),
+)
 _LIFECYCLE = (
     (
         "acceptance_attempts",
@@ -247,7 +256,7 @@ def fill(database: str, nodes: int, only: Collection[str] = ()) -> None:
     """
     rows = [
         f"INSERT INTO {table} (tenant_id, {into}) SELECT 'default', {row} FROM {of}"
-        for table, into, row, of in (*_TABLES, *_LIFECYCLE)
+        for table, into, row, of in (*_TABLES, *_TOKENS, *_LIFECYCLE)
         if not only or table in only
     ]
     with psycopg.connect(database, autocommit=True) as db:

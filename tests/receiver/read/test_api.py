@@ -190,7 +190,7 @@ def test_a_tenants_token_reads_that_tenant_only() -> None:
 
 @live
 async def test_a_tenants_token_cannot_name_another(served: Live) -> None:
-    with patch("receiver.read.tokens.caller", lambda: Scope("acme")):
+    with served.calling("acme"):
         assert (await served.api("nodes.list"))["nodes"] == []
         code, _ = await refused(served.api("nodes.list", tenantId="other"))
     assert code == grpc.StatusCode.PERMISSION_DENIED

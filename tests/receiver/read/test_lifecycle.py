@@ -2,7 +2,6 @@
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from unittest.mock import patch
 
 import grpc
 import psycopg
@@ -10,7 +9,6 @@ from psycopg.types.json import Jsonb
 
 from receiver.apply import command
 from receiver.ids import mint
-from receiver.read.tokens import Scope
 from receiver.values import CommandResult, Payload
 from tests.receiver.builders import gpu, host
 from tests.receiver.live import Live, live, refused
@@ -199,7 +197,7 @@ async def test_a_pool_tells_what_does_not_go_on_in_it(served: Live) -> None:
 async def test_what_is_another_tenants_is_not_told(served: Live) -> None:
     node = (await served.in_service(host(1))).node_id
     one, run = queued(served, node, "diag.nvml", "k"), planned(served, node)
-    with patch("receiver.read.tokens.caller", lambda: Scope("acme")):
+    with served.calling("acme"):
         assert (await served.api("commands.list"))["commands"] == []
         assert (await served.api("remediation.list"))["runs"] == []
         for name, keys in (
@@ -232,7 +230,7 @@ async def test_who_is_not_of_the_platform_sees_no_names_of_processes(served: Liv
         return [await served.api("commands.get", commandId=one), (await served.api("commands.list"))["commands"], escalated]
 
     assert all("secret" in str(answer) for answer in await told())
-    with patch("receiver.read.tokens.caller", lambda: Scope("default")):
+    with served.calling("default"):
         command, commands, (escalated,) = await told()
         assert "secret" not in str([command, commands, escalated])
         assert (command["reason"], command["result"]) == ("gpu-busy", {})

@@ -13,7 +13,7 @@ from receiver.read.tokens import Scope
 from receiver.store.embedded import EmbeddedPostgres
 from tests.receiver.read import large
 from tests.receiver.read.fleet import EVERYTHING, NODES, Fleet, made, scans
-from tests.receiver.read.large import BUSY, QUIET, command_id, device_id, image, node_id, pool_id, run_id, snapshot_id
+from tests.receiver.read.large import BUSY, QUIET, command_id, device_id, image, node_id, pool_id, run_id, snapshot_id, token_id
 from tests.repetitions import within
 
 PAGE, NOTHING = within(0.05), within(0.5)  # seconds
@@ -104,6 +104,8 @@ QUESTIONS: dict[str, list[tuple[int, dict[str, str]]]] = {
         *((OF_PAGE, {"escalated": one}) for one in ("true", "false")),
         (OF_PAGE, {"escalated": "true", "state": "cancelled"}),
     ],
+    "tokens.list": [*((OF_PAGE, {"cursor": one}) for one in ("", token_id(NODES // 2), token_id(1)))],
+    "joinTokens.list": [*((OF_PAGE, {"cursor": one}) for one in ("", token_id(NODES // 2), token_id(1)))],
     "events.list": [
         (OF_PAGE, {}),
         (OF_PAGE, {"nodeId": node_id(QUIET)}),

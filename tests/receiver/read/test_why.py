@@ -3,7 +3,6 @@
 import io
 from datetime import UTC, datetime
 from typing import Any
-from unittest.mock import patch
 
 import grpc
 import psycopg
@@ -11,7 +10,6 @@ from bettercompute.agent.v1 import inventory_pb2 as pb
 
 from receiver.apply import nodes
 from receiver.client_render import render
-from receiver.read.tokens import Scope
 from tests.fake_daemon import FakeDaemon, until
 from tests.receiver import placement
 from tests.receiver.builders import gpu, gpus, host
@@ -111,7 +109,7 @@ async def test_an_xids_text_is_cut_for_tenants(served: Live) -> None:
     await repaired_by_hand(served, daemon)
     await fault(served, daemon, 79, on=0)
     assert "secret" in str((await why(served, daemon))["obstacles"])
-    with patch("receiver.read.tokens.caller", lambda: Scope("default")):
+    with served.calling("default"):
         told = (await why(served, daemon))["obstacles"]
     assert [one["what"] for one in told] == ["Xid79"]
     assert "secret" not in str(told)
