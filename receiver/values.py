@@ -101,7 +101,11 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class HelloFacts:
-    """What a Hello says, and the tenant that an unknown node is created in."""
+    """What a Hello says, and the tenant that an unknown node is created in.
+
+    `certificate`: the fingerprint of the one that the peer came with; None on an insecure receiver, which takes nodes at their
+    word. `previous_instance_id`: of the run of bcd before this one, or empty.
+    """
 
     protocol_version: str
     daemon_version: str
@@ -112,11 +116,16 @@ class HelloFacts:
     capabilities: tuple[str, ...] = ()
     tenant_id: str = "default"
     receiver_id: str = ""
+    certificate: str | None = None
+    previous_instance_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionStart:
-    """What a session begins with. `applied_digest` may be `advisory:<digest>`, or None before the first inventory."""
+    """What a session begins with. `applied_digest` may be `advisory:<digest>`, or None before the first inventory.
+
+    `quarantined`: it ended in the moment in which it began: the node's identity is used twice.
+    """
 
     node_id: str
     tenant_id: str
@@ -124,6 +133,7 @@ class SessionStart:
     applied_digest: str | None
     plan_rev: int
     created: bool
+    quarantined: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ it (receiver/store/view.py).
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from receiver import ids
-from receiver.apply import nodes
+from receiver.apply import duplicates, nodes
 from receiver.apply.act import act
+from receiver.apply.duplicates import SESSION
 from receiver.errors import Invalid, Refused
 from receiver.planning import hardware
 from receiver.planning.devices import OUT
@@ -18,7 +18,6 @@ from receiver.store import view
 from receiver.store.database import Connection
 from receiver.values import Json
 
-SESSION = "DuplicateSession"
 _LOCK = "SELECT FROM nodes WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE"
 
 Rows = list[ConditionRow]
@@ -34,18 +33,14 @@ def resolve_identity(
     """
     if action not in ACTIONS:
         raise Invalid(f"action {action!r} is not one of {', '.join(ACTIONS)}")
-    others = _others(_duplicates(view.load(tx, node_id)[1]))
+    others = _others(duplicates.of(view.load(tx, node_id)[1]))
     tx.execute(_LOCK, [sorted({node_id, *others})])
-    rows = _duplicates(view.load(tx, node_id)[1])
+    rows = duplicates.of(view.load(tx, node_id)[1])
     if not rows:
         raise Refused(f"node {node_id} has no DuplicateIdentity to resolve")
     if not _others(rows) <= others:
         raise Refused(f"node {node_id} has become another one's duplicate in this moment: look again")
     return ACTIONS[action](tx, node_id, rows, by, reason, mint)
-
-
-def _duplicates(draft: Draft) -> Rows:
-    return [row for row in draft.conditions.values() if row.type == hardware.TYPE and row.status == "true"]
 
 
 def _others(rows: Rows) -> set[str]:
@@ -59,13 +54,13 @@ def _keep(tx: Connection, node_id: str, rows: Rows, by: str, reason: str, mint: 
     for other in sorted(_others(rows)):
         if view.load(tx, other)[1].node.status not in OUT:
             nodes.retire(tx, other, by=by, reason=reason, mint=mint)
-    return act(tx, node_id, _end(SESSION), inventory_too=True, mint=mint)
+    return act(tx, node_id, duplicates.end(SESSION), inventory_too=True, mint=mint)
 
 
 def _reject(tx: Connection, node_id: str, rows: Rows, by: str, reason: str, mint: ids.Mint) -> Draft:
     """This one is retired, and disputes nothing any more."""
     nodes.retire(tx, node_id, by=by, reason=reason, mint=mint)
-    return act(tx, node_id, _end(SESSION), mint=mint)
+    return act(tx, node_id, duplicates.end(SESSION), mint=mint)
 
 
 def _distinct(tx: Connection, node_id: str, rows: Rows, by: str, reason: str, mint: ids.Mint) -> Draft:
@@ -77,17 +72,7 @@ def _distinct(tx: Connection, node_id: str, rows: Rows, by: str, reason: str, mi
     for other in sorted(pairs):
         act(tx, other, _apart(node_id), mint=mint)
         act(tx, node_id, _apart(other), mint=mint)
-    return act(tx, node_id, _end(), inventory_too=True, mint=mint)
-
-
-def _end(*reasons: str) -> Callable[[Facts, Draft], None]:
-    def rule(facts: Facts, draft: Draft) -> None:
-        for row in _duplicates(draft):
-            if row.reason in reasons:
-                ended = replace(row, status="false", reason="", message="", no_schedule=False, evidence={})
-                draft.put("conditions", ended)
-
-    return rule
+    return act(tx, node_id, duplicates.end(), inventory_too=True, mint=mint)
 
 
 def _apart(other: str) -> Callable[[Facts, Draft], None]:

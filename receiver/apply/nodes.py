@@ -39,16 +39,18 @@ def maintenance(
 
 
 def retire(tx: Connection, node_id: str, by: str = "", reason: str = "", mint: ids.Mint = ids.mint) -> Draft:
-    """Takes the node out for good, unless a booking on it is live; its session ends."""
+    """Takes the node out for good, unless a booking on it is live; its certificate is revoked, its session ends."""
     draft = act(tx, node_id, lifecycle.retire(reason), inventory_too=True, mint=mint)
-    disbelieve(tx, node_id)
+    disbelieve(tx, node_id, revoke="retired")
     cancel_all(tx, node_id, "NodeRetired")
     return settle(tx, node_id, mint) if draft.runs else draft
 
 
 def delete(tx: Connection, node_id: str, by: str = "", reason: str = "", mint: ids.Mint = ids.mint) -> Draft:
-    """Leaves a tombstone of a retired node."""
-    return act(tx, node_id, lifecycle.delete(reason), mint=mint)
+    """Leaves a tombstone of a retired node; no certificate of it is good."""
+    draft = act(tx, node_id, lifecycle.delete(reason), mint=mint)
+    disbelieve(tx, node_id, revoke="deleted")
+    return draft
 
 
 def move(tx: Connection, node_id: str, pool_id: str | None, by: str = "", reason: str = "", mint: ids.Mint = ids.mint) -> Draft:

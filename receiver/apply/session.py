@@ -1,20 +1,25 @@
 """Sessions (SPEC B1): a Hello takes the node's next epoch; the older stream, wherever it is, learns it by NOTIFY.
 
 Channel `bc_sessions`, payload `<nodeId> <epoch>`: every stream of that node with a lower epoch is superseded. Channel
-`bc_disbelieved`, the same payload: what streams up to this epoch say is not believed any more (SPEC B2, Trust), they are to end.
-A node that is retired or deleted has no session (SPEC B0): its Hello is refused.
+`bc_disbelieved`, payload `<nodeId> <epoch> <reason>`: what streams up to this epoch say is not believed any more, and they are
+to end. DRAINING: the node may begin another at once (SPEC B2, Trust); REVOKED: its certificate is good no more.
+A node that is retired or deleted has no session (SPEC B0), nor has one whose certificate is revoked, expired or not known.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from bettercompute.contract.sections import ADVISORY
 
 from receiver import ids
+from receiver.apply.duplicates import quarantine
 from receiver.errors import Refused
 from receiver.events import event
 from receiver.planning.devices import OUT
 from receiver.planning.labels import driver_labels
+from receiver.store import certificates
 from receiver.store.database import Connection
 from receiver.store.events import publish
 from receiver.store.labels import set_system_labels
@@ -24,6 +29,10 @@ from receiver.values import HelloFacts, SessionStart
 
 CHANNEL = "bc_sessions"
 DISBELIEVED = "bc_disbelieved"
+DRAINING, REVOKED, EXPIRED, SUPERSEDED = "draining", "revoked", "expired", "superseded"  # why a stream is over
+ALTERNATIONS = 3  # of one identity that may be chance
+WINDOW = timedelta(minutes=10)
+BACK = "it comes back by a join with a token bound to it (joinTokens.create nodeId=...)"
 
 _CREATE = "INSERT INTO nodes (id, tenant_id) VALUES (%s, %s) ON CONFLICT (id) DO NOTHING"
 _FACTS = (
@@ -31,26 +40,47 @@ _FACTS = (
 )
 
 # A session of the platform's begins with no digest where the last one is a tenant's word: what it offers is to be applied.
+# An alternation: neither the epoch is the current session's nor the machine. Of the same machine is, too, a bcd that was killed
+# before it could keep the epoch; and a session whose certificate is revoked is no rival of who has joined again.
 _BEGIN = f"""
-WITH old AS (
-    SELECT id, epoch, boot_id, instance_id,
-      epoch > 0 AND %(previous)s::bigint IS DISTINCT FROM epoch
-        AND (boot_id, instance_id) IS DISTINCT FROM (%(boot)s, %(instance)s) AS alternation
-    FROM nodes WHERE id = %(node)s AND status <> ALL(%(out)s)),
+WITH good AS (
+    SELECT not_before, not_after FROM certificates
+    WHERE fingerprint = %(certificate)s AND node_id = %(node)s AND revoked_at IS NULL
+      AND bc_clock() >= not_before AND bc_clock() < not_after),
+  found AS (
+    SELECT n.id, n.epoch,
+      n.epoch > 0 AND %(previous)s::bigint IS DISTINCT FROM n.epoch
+        AND (n.boot_id, n.instance_id) IS DISTINCT FROM (%(boot)s, %(instance)s)
+        AND (n.boot_id, n.instance_id) IS DISTINCT FROM (%(boot)s, %(before)s)
+        AND NOT EXISTS (SELECT FROM sessions s JOIN certificates c ON c.fingerprint = s.certificate
+                        WHERE (s.node_id, s.epoch) = (n.id, n.epoch) AND c.revoked_at IS NOT NULL) AS alternation
+    FROM nodes n WHERE n.id = %(node)s AND n.status <> ALL(%(out)s)
+      AND (%(certificate)s::text IS NULL OR EXISTS (SELECT FROM good))),
+  old AS (
+    SELECT *, alternation AND (
+      SELECT count(*) >= {ALTERNATIONS} FROM sessions s LEFT JOIN certificates c ON c.fingerprint = s.certificate
+      WHERE s.node_id = found.id AND s.alternation AND s.started_at > bc_clock() - %(window)s AND c.revoked_at IS NULL
+      ) AS too_many
+    FROM found),
   node AS (
     UPDATE nodes n SET epoch = n.epoch + 1, session_trust_epoch = n.trust_epoch, connected = true, receiver_id = %(receiver)s,
       boot_id = %(boot)s, instance_id = %(instance)s, last_seen = bc_clock(),
       applied_digest = CASE WHEN n.trust <> 'platform' OR n.applied_digest NOT LIKE '{ADVISORY}%%' THEN n.applied_digest END,
+      certificate_from = coalesce((SELECT not_before FROM good), n.certificate_from),
+      certificate_until = coalesce((SELECT not_after FROM good), n.certificate_until),
       {_FACTS}
     FROM old WHERE n.id = old.id
-    RETURNING n.*, old.alternation),
+    RETURNING n.*, old.alternation, old.too_many),
   ended AS (
     UPDATE sessions s SET ended_at = now(), end_reason = 'superseded'
     FROM old WHERE s.node_id = old.id AND s.epoch = old.epoch AND s.ended_at IS NULL),
   begun AS (
-    INSERT INTO sessions (node_id, epoch, tenant_id, previous_epoch, boot_id, instance_id, receiver_id, trust_epoch, alternation)
-    SELECT id, epoch, tenant_id, %(previous)s, %(boot)s, %(instance)s, %(receiver)s, session_trust_epoch, alternation FROM node)
-SELECT tenant_id, epoch, applied_digest, plan_rev, alternation, pg_notify('{CHANNEL}', id || ' ' || epoch) FROM node
+    INSERT INTO sessions (node_id, epoch, tenant_id, previous_epoch, boot_id, instance_id, receiver_id, trust_epoch, alternation,
+      certificate)
+    SELECT id, epoch, tenant_id, %(previous)s, %(boot)s, %(instance)s, %(receiver)s, session_trust_epoch, alternation,
+      %(certificate)s FROM node)
+SELECT tenant_id, epoch, applied_digest, plan_rev, alternation, too_many,
+  CASE WHEN NOT too_many THEN pg_notify('{CHANNEL}', id || ' ' || epoch) END FROM node
 """
 
 _AMEND = f"""
@@ -71,28 +101,56 @@ FROM gone g WHERE (s.node_id, s.epoch) = (g.node_id, g.epoch) AND s.ended_at IS 
 
 
 class Revoked(Refused):
-    """The node may have no session: it is out for good, until a join with a token bound to it."""
+    """The node may have no session with what it came with: until a join, if anything, gives it another certificate."""
 
 
 def hello(tx: Connection, node_id: str, facts: HelloFacts, mint: ids.Mint = ids.mint) -> SessionStart:
-    """Begins a session. A node that is not known is created in `facts.tenant_id`, and `node.joined` tells of it.
+    """Begins a session. On an insecure receiver, a node that is not known is created in `facts.tenant_id`, and `node.joined`
+    tells of it.
 
-    Raises Revoked for a node that is retired or deleted, of which nothing is changed then, and psycopg.DataError for a previous
-    epoch that no bigint holds, which was never one of ours.
+    One alternation too many is committed too: nobody may use the node's certificates any more then, and the session is over.
+    Raises Revoked for a node that is retired or deleted and for a certificate that is not good, and changes nothing then; and
+    psycopg.DataError for a previous epoch that no bigint holds, which was never one of ours.
     """
-    created = tx.execute(_CREATE, [node_id, facts.tenant_id]).rowcount == 1
+    created = facts.certificate is None and tx.execute(_CREATE, [node_id, facts.tenant_id]).rowcount == 1
     lock_node(tx, node_id)
-    row = tx.execute(_BEGIN, {"previous": facts.previous_epoch, "out": list(OUT), **_arguments(node_id, facts)}).fetchone()
+    row = tx.execute(_BEGIN, _session(node_id, facts)).fetchone()
     if row is None:
-        raise Revoked(f"node {node_id} is out for good: if it is only retired, a join with a token bound to it brings it back")
-    tenant, epoch, digest, plan_rev, alternation, _ = row
+        raise Revoked(_refusal(tx, node_id, facts.certificate))
+    tenant, epoch, digest, plan_rev, alternation, too_many, _ = row
     told = [event("node.joined", {"by": "hello"})] if created else []
     if alternation:
         told.append(event("security.node.duplicate-session", {"epoch": epoch, "previousEpoch": facts.previous_epoch}))
     if told:
         publish(tx, node_id, told, mint)
-    set_system_labels(tx, node_id, epoch, driver_labels(facts.drivers))
-    return SessionStart(node_id, tenant, epoch, digest, plan_rev, created)
+    if too_many:
+        quarantine(tx, node_id, mint)
+        _notify(tx, node_id, REVOKED)
+        end_sessions(tx, [(node_id, epoch, REVOKED)])
+    else:
+        set_system_labels(tx, node_id, epoch, driver_labels(facts.drivers))
+    return SessionStart(node_id, tenant, epoch, digest, plan_rev, created, too_many)
+
+
+def _refusal(tx: Connection, node_id: str, certificate: str | None) -> str:
+    """Why a Hello began nothing, for a person."""
+    row = tx.execute(_WHY, {"node": node_id, "certificate": certificate}).fetchone()
+    status, revoked, expired = row or (None, None, None)
+    if status == "deleted":
+        return f"node {node_id} is deleted, which is for good: the machine may join as another one"
+    if status == "retired":
+        return f"node {node_id} is out for good: if it is only retired, a join with a token bound to it brings it back"
+    if revoked is not None:
+        return f"the certificate of node {node_id} is revoked ({revoked}): {BACK}"
+    if expired:
+        return f"the certificate of node {node_id} has expired: {BACK}"
+    return f"this is no certificate of node {node_id} that this fleet has issued: the machine has to join"
+
+
+_WHY = """
+SELECT n.status, c.revoked_reason, c.not_after <= bc_clock() FROM nodes n
+LEFT JOIN certificates c ON c.fingerprint = %(certificate)s AND c.node_id = n.id WHERE n.id = %(node)s
+"""
 
 
 def hello_again(tx: Connection, node_id: str, epoch: int, facts: HelloFacts) -> bool:
@@ -103,28 +161,48 @@ def hello_again(tx: Connection, node_id: str, epoch: int, facts: HelloFacts) -> 
     return amended
 
 
-def disbelieve(tx: Connection, node_id: str) -> None:
+def disbelieve(tx: Connection, node_id: str, revoke: str | None = None) -> None:
     """Ends the node's session: whoever has raised its `trust_epoch` believes nothing of it any more. What the next session offers
     is applied, also when it is what was applied last.
 
-    This is where revocation joins: once nodes have certificates (SPEC B1), those of this node are revoked here, in the same
-    transaction, before its stream hears of it. Until then the node may come back as it is.
+    `revoke`: why the node's certificates are revoked first, all of them. With none to revoke it may come back as it is.
     """
-    tx.execute(_DISBELIEVE, [node_id])
+    revoked = revoke is not None and certificates.revoke_all(tx, node_id, revoke)
+    tx.execute("UPDATE nodes SET applied_digest = NULL WHERE id = %s", [node_id])
+    _notify(tx, node_id, REVOKED if revoked else DRAINING)
 
 
-_DISBELIEVE = f"""
-WITH node AS (UPDATE nodes SET applied_digest = NULL WHERE id = %s RETURNING id, epoch)
-SELECT pg_notify('{DISBELIEVED}', id || ' ' || epoch) FROM node
+def _notify(tx: Connection, node_id: str, reason: str) -> None:
+    tx.execute(_NOTIFY, [reason, node_id])
+
+
+_NOTIFY = f"SELECT pg_notify('{DISBELIEVED}', id || ' ' || epoch || ' ' || %s) FROM nodes WHERE id = %s"
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """A session that is over, and why; with SUPERSEDED `epoch` is that of the newer one."""
+
+    node_id: str
+    epoch: int
+    reason: str
+
+
+def over(tx: Connection, known: Mapping[str, int]) -> list[Over]:
+    """Which of these sessions (the epoch by node) are over: for whoever may have missed a notification."""
+    rows = tx.execute(_OVER, [list(known), list(known.values())]).fetchall()
+    return [Over(*row) for row in rows]
+
+
+_OVER = f"""
+SELECT n.id, CASE WHEN w.reason = '{SUPERSEDED}' THEN n.epoch ELSE k.epoch END, w.reason
+FROM unnest(%s::text[], %s::bigint[]) AS k(id, epoch) JOIN nodes n ON n.id = k.id
+LEFT JOIN sessions s ON (s.node_id, s.epoch) = (k.id, k.epoch) LEFT JOIN certificates c ON c.fingerprint = s.certificate
+CROSS JOIN LATERAL (SELECT CASE
+  WHEN c.revoked_at IS NOT NULL THEN '{REVOKED}' WHEN c.not_after <= bc_clock() THEN '{EXPIRED}'
+  WHEN n.epoch > k.epoch THEN '{SUPERSEDED}' WHEN n.session_trust_epoch < n.trust_epoch THEN '{DRAINING}' END) AS w(reason)
+WHERE w.reason IS NOT NULL
 """
-
-
-def disbelieved(tx: Connection, node_ids: Sequence[str]) -> list[tuple[str, int]]:
-    """Which of these nodes have a session that is not believed, and its epoch: for whoever may have missed a notification."""
-    return tx.execute(_DISBELIEVED, [list(node_ids)]).fetchall()
-
-
-_DISBELIEVED = "SELECT id, epoch FROM nodes WHERE id = ANY(%s) AND session_trust_epoch < trust_epoch"
 
 
 def end_sessions(tx: Connection, gone: Sequence[tuple[str, int, str]]) -> None:
@@ -133,9 +211,16 @@ def end_sessions(tx: Connection, gone: Sequence[tuple[str, int, str]]) -> None:
         tx.execute(_END, [list(column) for column in zip(*gone, strict=True)])
 
 
-def epochs(tx: Connection, node_ids: Sequence[str]) -> dict[str, int]:
-    """The present epoch of each of these nodes: for whoever may have missed a notification."""
-    return dict(tx.execute("SELECT id, epoch FROM nodes WHERE id = ANY(%s)", [list(node_ids)]).fetchall())
+def _session(node_id: str, facts: HelloFacts) -> dict[str, Any]:
+    """What a Hello begins a session with."""
+    return {
+        "previous": facts.previous_epoch,
+        "before": text(facts.previous_instance_id) or None,
+        "certificate": facts.certificate,
+        "out": list(OUT),
+        "window": WINDOW,
+        **_arguments(node_id, facts),
+    }
 
 
 def _arguments(node_id: str, facts: HelloFacts) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Whether a tenant has root on a node (SPEC B2, "Trust").
 
 While one has, what the node says changes nothing: `Facts.advisory`, which every writer asks. A lease's end raises the node's
-`trust_epoch`: a session begun before it is advisory for ever, and ends (apply/session.py, `disbelieve`).
+`trust_epoch`: a session begun before it is advisory for ever, and ends (apply/session.py, `disbelieve`). The tenant may have
+read the node's key: its certificates are revoked, and the machine comes back by a join with a token bound to it.
 """
 
 from dataclasses import replace
@@ -25,16 +26,19 @@ def set_trust(
     by: str = "",
     reason: str = "",
     mint: ids.Mint = ids.mint,
+    keep_certificate: bool = False,
 ) -> Draft:
     """Says whose the node is from now on: the platform's, or "tenant-controlled" under a lease.
 
-    Saying it again changes nothing. Raises LookupError for a node that does not exist, Invalid for another word or a missing
-    lease, Refused while another lease has the node.
+    Saying it again changes nothing. `keep_certificate`: as of end_advisory_inventory. Raises LookupError for a node that does
+    not exist, Invalid for another word or a missing lease, Refused while another lease has the node.
     """
     if trust == "platform":
-        return end_advisory_inventory(tx, node_id, lease_id, by=by, reason=reason, mint=mint)
+        return end_advisory_inventory(tx, node_id, lease_id, by, reason, mint, keep_certificate)
     if trust not in TRUSTS:
         raise Invalid(f"trust {trust!r} is not one of {', '.join(TRUSTS)}")
+    if keep_certificate:
+        raise Invalid("keepCertificate is said at the end of a lease, with trust=platform")
     if not lease_id:
         raise Invalid("leaseId is needed: a node is tenant-controlled for the time of a lease")
 
@@ -55,10 +59,12 @@ def end_advisory_inventory(
     by: str = "",
     reason: str = "",
     mint: ids.Mint = ids.mint,
+    keep_certificate: bool = False,
 ) -> Draft:
     """The node is the platform's again: its advisory digest goes, so that its next inventory is applied for real even if it is
-    the applied one, and its session ends. What the tenant said stays advisory.
+    the applied one, its certificates are revoked, and its session ends. What the tenant said stays advisory.
 
+    `keep_certificate`: the key never left a TPM, so nobody else has it: the node begins another session with it.
     `lease_id`: only if it is this one that has the node, so that a late end of one lease does not end the next (Refused). Of a
     node that is the platform's it changes nothing. Raises LookupError for a node that does not exist.
     """
@@ -74,7 +80,7 @@ def end_advisory_inventory(
 
     draft = act(tx, node_id, end, mint=mint)
     if ended:
-        disbelieve(tx, node_id)
+        disbelieve(tx, node_id, revoke=None if keep_certificate else "lease-ended")
     return draft
 
 

@@ -1,6 +1,7 @@
 """Once a second: all nodes that were seen are written together, and the sessions that ended (decision 8).
 
-Every few beats the streams are told of commands that they were not sent, whatever became of the notification.
+Every few beats the streams are told of commands that they were not sent, and end where they are over, whatever became of the
+notification.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from receiver.store.database import NO_ANSWER, Connection
 EVERY = 1.0
 FORGET_EVERY = 600  # beats
 COMMANDS_EVERY = 2  # beats: how late a command may be whose notification was missed
+SESSIONS_EVERY = 5  # and the end of a stream that is over; one whose certificate expires ends so late
 
 
 async def beat_forever(registry: Registry, jobs: Jobs) -> None:
@@ -24,6 +26,8 @@ async def beat_forever(registry: Registry, jobs: Jobs) -> None:
         beats += 1
         if beats % COMMANDS_EVERY == 0:
             await jobs.look_for_commands()
+        if beats % SESSIONS_EVERY == 0:
+            await jobs.look_up_epochs()
         if beats % FORGET_EVERY == 0:
             registry.forget()
 

@@ -1,28 +1,79 @@
-"""Who the peer of a stream is: the one place that says so.
+"""Who the peer of a stream is: the one place that says so (SPEC B1). Nothing in a message does.
 
-Until nodes have certificates (issue Identity) it is the node id that bcd sends as metadata `bc-node-id`, taken as given.
+It is the SAN of the certificate that the peer came with: exactly one, `bc://node/<nodeId>`. That an authority of ours signed it,
+that it is in its life and made for clients, TLS has seen to; that it is not revoked, Hello looks up (receiver/apply/session.py).
+On an insecure receiver it is the node id that bcd sends as metadata `bc-node-id`, taken as given.
 """
 
-from collections.abc import Iterable
+import hashlib
+import ssl
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from bettercompute.contract.ids import is_id
 
 NODE_ID = "bc-node-id"
+URI = "bc://node/"
+OLDEST = b"TLSv1.3"  # the only version that is spoken: a newer one has another name, and another look at what it promises
+
+Auth = Mapping[str, Iterable[bytes]]  # what ServicerContext.auth_context() answers; its keys are grpc's
 
 
 class NoIdentity(Exception):
     """The peer does not say who it is. `str()` says what is wrong."""
 
 
-def node_id(metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """The node id of a stream's peer. Raises NoIdentity.
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who calls. `certificate`: its fingerprint, lower-case hexadecimal SHA-256 of the DER; None on an insecure receiver."""
 
-    >>> node_id([("bc-node-id", "node_01hf7yat000000000000000000")])
-    'node_01hf7yat000000000000000000'
+    node_id: str
+    certificate: str | None = None
+
+
+def peer(metadata: Iterable[tuple[str, str | bytes]], auth: Auth, insecure: bool) -> Peer:
+    """Who the peer of a call is. Raises NoIdentity.
+
+    >>> peer([("bc-node-id", "node_01hf7yat000000000000000000")], {}, insecure=True)
+    Peer(node_id='node_01hf7yat000000000000000000', certificate=None)
     """
+    return Peer(_named(metadata)) if insecure else _certified(auth)
+
+
+def _named(metadata: Iterable[tuple[str, str | bytes]]) -> str:
     found = [value for key, value in metadata if key == NODE_ID]
     if len(found) != 1 or not isinstance(found[0], str):
         raise NoIdentity(f"metadata {NODE_ID} must be there once, not {len(found)} times")
-    if not is_id(found[0], "node"):
-        raise NoIdentity(f"{found[0]!r} is no node id: node_ and a lower-case ULID")
-    return found[0]
+    return _node_id(found[0])
+
+
+def _certified(auth: Auth) -> Peer:
+    versions = list(auth.get("ssl_tls_version", ()))  # grpcio before 1.75 does not tell it
+    if versions and versions != [OLDEST]:
+        raise NoIdentity(f"TLS 1.3 is needed, not {_shown(versions)}")
+    pems = list(auth.get("x509_pem_cert", ()))
+    if len(pems) != 1:
+        raise NoIdentity("no client certificate: the node has to join (bcd join)")
+    names = list(auth.get("x509_subject_alternative_name", ()))
+    uris = list(auth.get("peer_uri", ()))
+    if len(names) != 1 or uris != names or not uris[0].startswith(URI.encode()):
+        raise NoIdentity(f"a node's certificate has one name, {URI}<nodeId>, not {_shown(names) or 'none'}")
+    return Peer(_node_id(uris[0].decode("ascii", "replace").removeprefix(URI)), fingerprint(pems[0]))
+
+
+def fingerprint(pem: bytes) -> str:
+    """Lower-case hexadecimal SHA-256 of the certificate's DER, as receiver/authority.py gives it when it issues one."""
+    try:
+        return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem.decode("ascii").strip())).hexdigest()
+    except ValueError as error:
+        raise NoIdentity(f"the client certificate is no PEM: {error}") from error
+
+
+def _node_id(name: str) -> str:
+    if not is_id(name, "node"):
+        raise NoIdentity(f"{name[:64]!r} is no node id: node_ and a lower-case ULID")
+    return name
+
+
+def _shown(values: Sequence[bytes]) -> str:
+    return ", ".join(one[:64].decode("ascii", "replace") for one in values[:4])

@@ -12,11 +12,11 @@ from psycopg_pool import PoolTimeout
 from receiver.apply import command, inventory, session, status, telemetry
 from receiver.gateway import messages as m
 from receiver.gateway import work
-from receiver.gateway.registry import Registry, Stream, superseded
+from receiver.gateway.registry import Registry, Stream, disbelieved, superseded
 from receiver.gateway.telemetry import Telemetry
 from receiver.planning.pressure import Levels
 from receiver.store.database import NO_ANSWER, Connection, Pool, transact
-from receiver.values import STATUS_HANDLERS, Event, HelloFacts
+from receiver.values import STATUS_HANDLERS, Event, HelloFacts, SessionStart
 
 T = TypeVar("T")
 PATIENT = 10.0  # seconds for a connection
@@ -86,7 +86,7 @@ class Jobs:
             LOG.warning("the database does not answer", extra={"reason": _line(error), "times": self.failures})
             self.failures, self.warned = 0, now
 
-    def _facts(self, hello: m.Hello) -> HelloFacts:
+    def _facts(self, stream: Stream, hello: m.Hello) -> HelloFacts:
         return HelloFacts(
             hello.protocol_version,
             hello.daemon_version,
@@ -97,24 +97,37 @@ class Jobs:
             hello.capabilities,
             self.tenant,
             self.receiver_id,
+            stream.certificate,
+            hello.previous_instance_id,
         )
 
     async def begin(self, stream: Stream, job: work.Begin) -> work.Begun | work.Leave:
         """Takes the next epoch; an older stream of the node ends. One that may have no session is sent away."""
-        facts = self._facts(job.hello)
+        facts = self._facts(stream, job.hello)
+        beginning = asyncio.ensure_future(
+            self.transaction(lambda tx: (session.hello(tx, stream.node_id, facts), telemetry.standing(tx, stream.node_id)))
+        )
         try:
-            start, standing = await self.transaction(
-                lambda tx: (session.hello(tx, stream.node_id, facts), telemetry.standing(tx, stream.node_id))
-            )
+            start, standing = await asyncio.shield(beginning)
         except session.Revoked as error:
             return work.Leave(m.End("revoked", None, str(error)))
+        except asyncio.CancelledError:
+            beginning.add_done_callback(lambda done: self._abandoned(stream, done))
+            raise
+        if start.quarantined:
+            return work.Leave(disbelieved(0.0, session.REVOKED))
         stream.telemetry = Telemetry.begin(self.levels, standing, facts.boot_id)
         self.registry.begun(stream, start.epoch, start.plan_rev)
         return work.Begun(start)
 
+    def _abandoned(self, stream: Stream, beginning: asyncio.Future[tuple[SessionStart, Any]]) -> None:
+        """The peer hung up while its epoch was committed: nobody has that session."""
+        if not beginning.cancelled() and beginning.exception() is None:
+            self.registry.gone.append((stream.node_id, beginning.result()[0].epoch, "lost"))
+
     async def rewrite(self, stream: Stream, job: work.Rewrite) -> None:
         """Writes drivers and capabilities that changed."""
-        facts = self._facts(job.hello)
+        facts = self._facts(stream, job.hello)
         await self.transaction(lambda tx: session.hello_again(tx, stream.node_id, stream.epoch, facts))
 
     async def judge(self, stream: Stream, job: work.Judge) -> None:
@@ -183,21 +196,25 @@ class Jobs:
         self.registry.taken(node_id, int(epoch))
 
     def session_disbelieved(self, payload: str) -> None:
-        """A notification of apply.session.DISBELIEVED: `<nodeId> <epoch>`."""
-        node_id, _, epoch = payload.partition(" ")
-        self.registry.disbelieved(node_id, int(epoch))
+        """A notification of apply.session.DISBELIEVED: `<nodeId> <epoch> <reason>`."""
+        node_id, epoch, reason = payload.split(" ")
+        self.registry.disbelieved(node_id, int(epoch), reason)
 
     async def look_up_epochs(self) -> None:
-        """Notifications may have been missed: ends the streams whose node has a newer session, or that are not believed."""
-        nodes = list(self.registry.current)
+        """Ends the streams whose node has a newer session, that are not believed, or whose certificate is good no more.
+
+        Notifications may have been missed, or come before the stream had its epoch; and of what expires there is none.
+        """
+        known = {node_id: stream.epoch for node_id, stream in self.registry.current.items()}
         try:
-            found, ended = await self.transaction(lambda tx: (session.epochs(tx, nodes), session.disbelieved(tx, nodes)))
-        except NO_ANSWER:  # the connection is lost again: it will be looked up when that is back
+            over = await self.transaction(lambda tx: session.over(tx, known))
+        except NO_ANSWER:  # it is looked up again in a few seconds
             return
-        for node_id, epoch in found.items():
-            self.registry.taken(node_id, epoch)
-        for node_id, epoch in ended:
-            self.registry.disbelieved(node_id, epoch)
+        for one in over:
+            if one.reason == session.SUPERSEDED:
+                self.registry.taken(one.node_id, one.epoch)
+            else:
+                self.registry.disbelieved(one.node_id, one.epoch, one.reason)
 
 
 JOBS: dict[type, Callable[[Jobs, Stream, Any], Any]] = {

@@ -16,7 +16,7 @@ EndReason = Literal["superseded", "revoked", "draining", "overloaded", "protocol
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who calls. `digest` is empty before bcd's first collection."""
+    """Who calls. `digest` is empty before bcd's first collection, `previous_instance_id` where bcd had no run before."""
 
     protocol_version: str
     daemon_version: str
@@ -27,6 +27,7 @@ class Hello:
     drivers: tuple[Driver, ...] = ()
     capabilities: tuple[str, ...] = ()
     digest: str = ""
+    previous_instance_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from receiver.apply.session import BACK, EXPIRED, REVOKED
 from receiver.gateway import limits
 from receiver.gateway import messages as m
 from receiver.gateway.limits import Bucket, Counts, Limit, NodeLimits, OverLimit
@@ -22,11 +23,15 @@ LOG = logging.getLogger("receiver.gateway")
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """One open stream. `leave` is set once, with what ends it from outside; `queued` when commands may be due to it."""
+    """One open stream. `leave` is set once, with what ends it from outside; `queued` when commands may be due to it.
+
+    `certificate`: the fingerprint of the one that it came with; None on an insecure receiver.
+    """
 
     node_id: str
     leave: asyncio.Future[Leave]
     queued: asyncio.Future[None]
+    certificate: str | None = None
     sent: set[str] = field(default_factory=set)  # commands that have no result yet
     epoch: int = 0
     plan_rev: int = 0
@@ -63,12 +68,12 @@ class Registry:
     dropped: Counter[str] = field(default_factory=Counter)  # what reports may not say, by reason
     draining: bool = False
 
-    def admit(self, node_id: str) -> Stream:
+    def admit(self, node_id: str, certificate: str | None = None) -> Stream:
         """A new stream of a node. Raises OverLimit; one that is over a rate may come again."""
         self.refuse(limits.STREAMS, len(self.streams.get(node_id, ())) + 1)
         self.refuse(limits.HANDSHAKES, len(self.greeting) + 1)
         loop = asyncio.get_running_loop()
-        stream = Stream(node_id, loop.create_future(), loop.create_future())
+        stream = Stream(node_id, loop.create_future(), loop.create_future(), certificate)
         self.streams.setdefault(node_id, set()).add(stream)
         self.greeting.add(stream)
         self.rates.setdefault(node_id, NodeLimits())
@@ -106,11 +111,11 @@ class Registry:
         if stream is not None and stream.epoch < epoch:
             stream.tell(superseded(epoch))
 
-    def disbelieved(self, node_id: str, epoch: int) -> None:
-        """What this node's sessions up to this epoch say is not believed any more: it has to begin another."""
+    def disbelieved(self, node_id: str, epoch: int, reason: str) -> None:
+        """What this node's sessions up to this epoch say is not believed any more. `reason`: one of apply/session.py's."""
         stream = self.current.get(node_id)
         if stream is not None and stream.epoch <= epoch:
-            stream.tell(disbelieved(self.jitter()))
+            stream.tell(disbelieved(self.jitter(), reason))
 
     def left(self, stream: Stream, reason: str) -> None:
         """A stream is over."""
@@ -178,9 +183,17 @@ def superseded(epoch: int | None) -> m.End:
     return m.End("superseded", None, f"session {epoch or 'with a newer epoch'} of this node began")
 
 
-def disbelieved(jitter: float) -> m.End:
-    """A lease of the node has ended, or the node is retired. (It may come back at once: nobody has the session.)"""
+def disbelieved(jitter: float, reason: str) -> m.End:
+    """The node's certificate is good no more; else it may come back at once: nobody has the session."""
+    if reason in BARRED:
+        return m.End("revoked", None, BARRED[reason])
     return m.End("draining", 0.5 + 0.5 * jitter, "what this session says is not believed any more: begin another")
+
+
+BARRED = {
+    REVOKED: f"the node's certificate is revoked: {BACK}",
+    EXPIRED: f"the node's certificate has expired: {BACK}",
+}
 
 
 def draining(jitter: float) -> m.End:

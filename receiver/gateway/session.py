@@ -14,7 +14,7 @@ from bettercompute.agent.v1 import session_pb2 as pb
 
 from receiver.gateway import codec
 from receiver.gateway import messages as m
-from receiver.gateway.identity import NoIdentity, node_id
+from receiver.gateway.identity import NoIdentity, peer
 from receiver.gateway.jobs import Jobs
 from receiver.gateway.limits import OverLimit
 from receiver.gateway.machine import Machine, Phase
@@ -30,18 +30,19 @@ Context = grpc.aio.ServicerContext[bytes, pb.SessionResponse]
 
 
 class Sessions:
-    """AgentService.Session, for every stream. `interval`: seconds between status reports."""
+    """AgentService.Session, for every stream. `interval`: seconds between reports; `insecure`: who calls says so itself."""
 
-    def __init__(self, registry: Registry, jobs: Jobs, interval: float) -> None:
+    def __init__(self, registry: Registry, jobs: Jobs, interval: float, insecure: bool = False) -> None:
         self.registry = registry
         self.jobs = jobs
         self.interval = interval
+        self.insecure = insecure
 
     async def serve(self, _: object, context: Context) -> None:
         """The handler of one stream; ends when it is over. A refusal before Hello is a gRPC status that says why."""
         try:
-            node = node_id(context.invocation_metadata() or ())
-            stream = self.registry.admit(node)
+            caller = peer(context.invocation_metadata() or (), context.auth_context(), self.insecure)
+            stream = self.registry.admit(caller.node_id, caller.certificate)
         except NoIdentity as error:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
         except OverLimit as error:
@@ -54,7 +55,7 @@ class Sessions:
             reason = await conversation.run()
         finally:
             self.registry.left(stream, reason)
-            LOG.info("session ended", extra={"node": node, "epoch": stream.epoch, "reason": reason})
+            LOG.info("session ended", extra={"node": stream.node_id, "epoch": stream.epoch, "reason": reason})
 
 
 class _Conversation:

@@ -51,8 +51,8 @@ def label(call: Call, node_id: str) -> None:
 
 def trust(call: Call, node_id: str) -> None:
     """Whose the node is from now on."""
-    word = call.word("trust", TRUSTS)
-    set_trust(call.tx, node_id, word, call.given("lease_id"), by=call.by, reason=call.reason, mint=call.mint)
+    word, keep = call.word("trust", TRUSTS), call.request.keep_certificate
+    set_trust(call.tx, node_id, word, call.given("lease_id"), call.by, call.reason, call.mint, keep)
 
 
 def identity(call: Call, node_id: str) -> None:

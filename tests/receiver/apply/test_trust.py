@@ -8,7 +8,7 @@ import pytest
 
 from receiver.apply import command, nodes, trust
 from receiver.apply.act import act
-from receiver.apply.session import DISBELIEVED, disbelieved, hello, hello_again
+from receiver.apply.session import DISBELIEVED, Over, hello, hello_again, over
 from receiver.apply.status import record_status
 from receiver.apply.telemetry import record_host_pressure
 from receiver.errors import Invalid, Refused
@@ -200,15 +200,14 @@ def test_the_session_that_the_tenant_had_ends_and_the_one_after_it_does_not(data
         listener.execute(f"LISTEN {DISBELIEVED}")
         trust.set_trust(tx, NODE, "platform")
         tx.commit()
-        assert [one.payload for one in listener.notifies(timeout=5, stop_after=1)] == [f"{NODE} {epoch}"]
-    assert (disbelieved(tx, [NODE]), view.load(tx, NODE)[0].online) == ([(NODE, epoch)], False)
-    join(tx)
-    assert (disbelieved(tx, [NODE]), view.load(tx, NODE)[0].online) == ([], True)
+        assert [one.payload for one in listener.notifies(timeout=5, stop_after=1)] == [f"{NODE} {epoch} draining"]
+    assert (over(tx, {NODE: epoch}), view.load(tx, NODE)[0].online) == ([Over(NODE, epoch, "draining")], False)
+    epoch = join(tx)
+    assert (over(tx, {NODE: epoch}), view.load(tx, NODE)[0].online) == ([], True)
 
 
 def test_a_lease_s_begin_ends_no_session(tx: Connection) -> None:
-    leased(tx)
-    assert disbelieved(tx, [NODE]) == []
+    assert over(tx, {NODE: leased(tx)}) == []
 
 
 # -- what is taken

@@ -94,10 +94,10 @@ def test_a_late_notification_does_not_end_the_session_that_came_after() -> None:
         registry = Registry(lambda: 0.0, lambda: 0.5)
         stream = registry.admit("node")
         registry.begun(stream, 7, 0)
-        registry.disbelieved("node", 6)
-        registry.disbelieved("other", 9)
+        registry.disbelieved("node", 6, "draining")
+        registry.disbelieved("other", 9, "draining")
         assert not stream.leave.done()
-        registry.disbelieved("node", 7)
+        registry.disbelieved("node", 7, "draining")
         assert stream.leave.done()
 
     asyncio.run(main())
