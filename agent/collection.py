@@ -14,7 +14,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -37,6 +40,28 @@ log = logging.getLogger(__name__)
 __all__ = ["Collected", "Collector", "Failed", "Section"]
 
 
+@dataclass(slots=True)
+class Tally:
+    """What came of the collections of this run: how many, their seconds, outcomes by (section, `ok` or the failure's reason).
+
+    `abandoned`: children that outlived their SIGKILL, whether they are still there or not.
+    """
+
+    collections: int = 0
+    seconds: float = 0.0
+    last_at: float | None = None  # Unix seconds at the end of the last one
+    results: Counter[tuple[str, str]] = field(default_factory=Counter)
+    abandoned: int = 0
+
+    def count(self, collected: Collected, seconds: float) -> None:
+        """A collection has ended."""
+        self.collections += 1
+        self.seconds += seconds
+        self.last_at = time.time()
+        self.results.update((section.name, "ok") for section in collected.sections)
+        self.results.update((failed.name, failed.reason) for failed in collected.failed)
+
+
 class Collector:
     """Collects sections of one host, one collection at a time; never blocks the event loop.
 
@@ -48,6 +73,7 @@ class Collector:
         self._host_dir = None if host_dir is None else host_dir.absolute()
         self.configure(options, nvml_library, limit)
         self._lock = asyncio.Lock()
+        self.tally = Tally()
         self._stuck: dict[str, subprocess.Popen[bytes]] = {}  # section -> the abandoned child that hangs in it
 
     def configure(self, options: Options, nvml_library: str, limit: float) -> None:
@@ -70,11 +96,14 @@ class Collector:
         """Collects the sections `names`. Raises ValueError for an unknown name; all that the field does is in the answer."""
         if unknown := set(names) - set(COLLECTORS):
             raise ValueError(f"no such section: {', '.join(sorted(unknown))}; there are {', '.join(COLLECTORS)}")
+        began = time.monotonic()
         done = await self.run(names, known)
         outcomes = [done[name] for name in sorted(done)]
-        return Collected(
+        collected = Collected(
             tuple(o for o in outcomes if isinstance(o, Section)), tuple(o for o in outcomes if isinstance(o, Failed))
         )
+        self.tally.count(collected, time.monotonic() - began)
+        return collected
 
     async def run(
         self,
@@ -131,6 +160,7 @@ class Collector:
         if not gone:
             # The child may have finished its sections and hang in the driver's shutdown: then it is the last that is stuck.
             self._stuck[(missing or todo)[0 if missing else -1]] = child
+            self.tally.abandoned += 1
             error = ("Hang", f"no answer within {limit:g} s; abandoned child pid {child.pid}: SIGKILL did not end it")
         if error is None and missing:
             error = ("WorkerDied", _death(child.returncode, said))
