@@ -5,15 +5,14 @@ that it is in its life and made for clients, TLS has seen to; that it is not rev
 On an insecure receiver it is the node id that bcd sends as metadata `bc-node-id`, taken as given.
 """
 
-import hashlib
-import ssl
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bettercompute.contract.ids import is_id
 
+from receiver.authority import NODE_URI, BadCertificate, fingerprint_of
+
 NODE_ID = "bc-node-id"
-URI = "bc://node/"
 OLDEST = b"TLSv1.3"  # the only version that is spoken: a newer one has another name, and another look at what it promises
 
 Auth = Mapping[str, Iterable[bytes]]  # what ServicerContext.auth_context() answers; its keys are grpc's
@@ -56,17 +55,13 @@ def _certified(auth: Auth) -> Peer:
         raise NoIdentity("no client certificate: the node has to join (bcd join)")
     names = list(auth.get("x509_subject_alternative_name", ()))
     uris = list(auth.get("peer_uri", ()))
-    if len(names) != 1 or uris != names or not uris[0].startswith(URI.encode()):
-        raise NoIdentity(f"a node's certificate has one name, {URI}<nodeId>, not {_shown(names) or 'none'}")
-    return Peer(_node_id(uris[0].decode("ascii", "replace").removeprefix(URI)), fingerprint(pems[0]))
-
-
-def fingerprint(pem: bytes) -> str:
-    """Lower-case hexadecimal SHA-256 of the certificate's DER, as receiver/authority.py gives it when it issues one."""
+    if len(names) != 1 or uris != names or not uris[0].startswith(NODE_URI.encode()):
+        raise NoIdentity(f"a node's certificate has one name, {NODE_URI}<nodeId>, not {_shown(names) or 'none'}")
+    node_id = _node_id(uris[0].decode("ascii", "replace").removeprefix(NODE_URI))
     try:
-        return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem.decode("ascii").strip())).hexdigest()
-    except ValueError as error:
-        raise NoIdentity(f"the client certificate is no PEM: {error}") from error
+        return Peer(node_id, fingerprint_of(pems[0]))
+    except BadCertificate as error:
+        raise NoIdentity(f"the client certificate: {error}") from error
 
 
 def _node_id(name: str) -> str:

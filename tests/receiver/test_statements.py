@@ -13,6 +13,7 @@ from receiver.gateway import heartbeat, replanning
 from receiver.store.database import Connection
 from tests.fake_daemon import FakeDaemon
 from tests.receiver.builders import NODE, apply, disk, disks, gpu, gpus, host, join, offer
+from tests.receiver.certified import Machine, issue
 from tests.receiver.live import Live, live
 
 MOST = 6  # statements of an apply that changes an 8-GPU node
@@ -136,3 +137,11 @@ async def test_a_report_that_flips_one_condition_is_one_transaction(served: Live
         await reported(daemon)
     assert served.rows("SELECT status FROM conditions WHERE type = 'NvmlUnavailable'") == [("true",)]
     assert (work.commits, len(work.statements) <= MOST) == (1, True), work.statements
+
+
+def test_a_hello_looks_its_certificate_up_in_no_statement_of_its_own(tx: Connection) -> None:
+    machine = Machine("i1", issue(tx, "aa"))
+    machine.hello(tx)
+    with counted() as work:
+        assert machine.hello(tx).epoch == 2
+    assert len(work.statements) == 3, f"the lock, the session, the labels: {work.statements}"
