@@ -116,6 +116,9 @@ class Config:
     reset_pause: tuple[str, ...] = _row(
         "reset.pause", WORDS, _PAUSED, "Services that hold GPUs open: stopped for a GPU reset, and started again after it."
     )
+    helper: str = _row(
+        "helper", TEXT, "", "The socket of bcd-helper, which resets and reboots for a bcd that is not root. Empty: bcd does it itself."
+    )
     tools_systemctl: str = _row("tools.systemctl", TEXT, "systemctl", "The program that stops, starts and reboots: name or path.")
     tools_nvidia_smi: str = _row("tools.nvidia_smi", TEXT, "nvidia-smi", "The program that resets GPUs: name or path.")
     tools_dcgmi: str = _row("tools.dcgmi", TEXT, "dcgmi", "The program of DCGM's diagnostics: name or path.")

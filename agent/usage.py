@@ -4,10 +4,8 @@ A process is named from `comm`, never from its command line, which holds other p
 counts as a user of every GPU: no permission is no proof that nobody is there.
 """
 
-import contextlib
-import errno
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,14 +17,12 @@ from agent.collectors.gpu_pci import is_stub
 from agent.errors import Unreadable
 from agent.holds import EVERY, Holds
 from agent.host import Host
+from agent.open_files import DRM_FILE, GPU_FILE, VM, of_process
 
 # comm of NVIDIA's fabric manager, cut as the kernel does: it may have GPUs open while nobody computes, and a reset of a GPU on
 # NVSwitches needs it to run. By its comm, for it may run in a container.
 FABRIC_MANAGER = "nv-fabricmanager"[:15]
 
-_GPU_FILE = re.compile(r"/nvidia(\d+)(?: \(deleted\))?$")
-_DRM_FILE = re.compile(r"/dri/(card\d+|renderD\d+)(?: \(deleted\))?$")
-_VM = "anon_inode:kvm-vm"
 _UNIT = re.compile(r"/([^/\n]+)\.service(?:/|$)", re.MULTILINE)
 _MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
 
@@ -51,10 +47,15 @@ class User:
         return row if self.pid is None else row | {"pid": self.pid}
 
 
-def users(host: Host, holds: Holds, gpus: Sequence[pb.Gpu], ignore_units: Collection[str] = ()) -> tuple[User, ...]:
+Opened = Callable[[Host, str], Iterable[str]]  # what a process has open; raises Unreadable
+
+
+def users(
+    host: Host, holds: Holds, gpus: Sequence[pb.Gpu], ignore_units: Collection[str] = (), opened: Opened = of_process
+) -> tuple[User, ...]:
     """Everyone who uses GPUs or runs a VM. `gpus` are those of the last collection; services `ignore_units` do not count."""
     files = Files(host)
-    found = [*_by_hold(holds, gpus), *_by_binding(files, gpus), *_by_file(files, gpus)]
+    found = [*_by_hold(holds, gpus), *_by_binding(files, gpus), *_by_file(files, gpus, opened)]
     ignored = {unit for unit in ignore_units if unit}
     return tuple(user for user in found if user.unit not in ignored and (user.what, user.name) != ("process", FABRIC_MANAGER))
 
@@ -97,41 +98,29 @@ def _function(gpu: pb.Gpu) -> str:
 # ---- processes
 
 
-def _by_file(files: Files, gpus: Sequence[pb.Gpu]) -> Iterator[User]:
+def _by_file(files: Files, gpus: Sequence[pb.Gpu], opened_by: Opened) -> Iterator[User]:
     minors = _minors(files, gpus)
     drm = {name: gpu.uuid for gpu in gpus for name in files.names(f"{_function(gpu)}/drm")}
     hidden = 0
     for pid in (name for name in files.names("/proc") if name.isdigit()):
         try:
-            opened = list(_open_files(files.host, pid))
+            opened = list(opened_by(files.host, pid))
         except Unreadable:
             hidden += 1
             continue
         devices = sorted({device for file in opened if (device := _device(file, minors, drm))})
-        if devices or _VM in opened:
+        if devices or VM in opened:
             name, unit = files.text(f"/proc/{pid}/comm") or "?", _unit(files.text(f"/proc/{pid}/cgroup") or "")
-            yield User("vm" if _VM in opened else "process", name, tuple(devices), int(pid), unit)
+            yield User("vm" if VM in opened else "process", name, tuple(devices), int(pid), unit)
     if hidden:
         yield User("unknown", f"{hidden} processes whose open files bcd may not see", (EVERY,))
 
 
-def _open_files(host: Host, pid: str) -> Iterator[str]:
-    """What a process has open, as /proc/PID/fd links to it: `/dev/nvidia3`, `socket:[4711]`. Raises Unreadable (EACCES)."""
-    directory = f"/proc/{pid}/fd"
-    try:
-        for fd in host.listdir(directory):
-            with contextlib.suppress(Unreadable):  # closed meanwhile: whoever may list may read
-                yield host.readlink(f"{directory}/{fd}")
-    except Unreadable as error:
-        if not error.absent and error.errno != errno.ESRCH:  # it has not just ended
-            raise
-
-
 def _device(file: str, minors: Mapping[int, str], drm: Mapping[str, str]) -> str | None:
     """The GPU whose device file this is; `*` when it is that of a GPU that is not known, None when it is none."""
-    if match := _GPU_FILE.search(file):
+    if match := GPU_FILE.search(file):
         return minors.get(int(match[1]), EVERY)
-    match = _DRM_FILE.search(file)
+    match = DRM_FILE.search(file)
     return drm.get(match[1]) if match else None
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from bettercompute.agent.v1 import inventory_pb2 as pb
 
 from agent import reset
-from agent.commands import busy, program
+from agent.commands import busy, privileged
 from agent.commands.order import Failed, Node, Order, Payload, Refused, text
 from agent.errors import FieldError
 
@@ -37,11 +37,11 @@ async def run(order: Order, node: Node) -> Payload:
     uuids = [gpu.uuid for gpu in group]
     async with node.quiet():
         await _refuse_if_busy(node, gpus, uuids, node.config.reset_pause)
-        nvidia_smi = node.program("nvidia_smi")
+        privileged.check(node, "nvidia_smi")
         async with _paused(order, node) as not_started:
             await _refuse_if_busy(node, gpus, uuids, ())
             order.begin(uuids, SPACING)
-            ran = await program.run([nvidia_smi, "--gpu-reset", "-i", ",".join(uuids)], RESETTING)
+            ran = await privileged.reset(node, uuids, RESETTING)
     if ran.code != 0:
         raise Failed("ResetFailed", f"nvidia-smi ended with {ran.code}: {ran.said}", group=uuids)
     after, wrong = await _verify(node, group)
@@ -105,8 +105,7 @@ async def _start(node: Node, names: Sequence[str]) -> list[str]:
 
 
 async def _systemctl(node: Node, verb: str, service: str) -> int:
-    ran = await program.run([node.program("systemctl"), verb, f"{service}.service"], SERVICE)
-    return ran.code
+    return (await privileged.systemctl(node, verb, service, SERVICE)).code
 
 
 # ---- the proof

@@ -6,7 +6,7 @@ The answer comes from another run of bcd: the record on disk has the boot id of 
 
 import asyncio
 
-from agent.commands import busy, program
+from agent.commands import busy, privileged
 from agent.commands.order import Failed, Node, Order, Payload, bad
 
 SPACING = 3600.0  # at most one reboot an hour, whoever asks
@@ -22,9 +22,9 @@ async def run(order: Order, node: Node) -> Payload:
     if not force:
         # Every user counts, VMs without a GPU too.
         busy.refuse("node-busy", await busy.users(node, node.gpus(), node.config.reset_pause))
-    systemctl = node.program("systemctl")
+    privileged.check(node, "systemctl")
     order.begin(("node",), SPACING)
-    ran = await program.run([systemctl, "reboot"], ASKING)
+    ran = await privileged.reboot(node, ASKING)
     if ran.code != 0:
         raise Failed("RebootFailed", f"systemctl reboot ended with {ran.code}: {ran.said}")
     await asyncio.sleep(GOING_DOWN)
