@@ -48,6 +48,7 @@ from receiver.store.schema_lifecycle import (
     remediation_steps,
     serving,
     unhealthy_turns,
+    webhooks,
 )
 
 __all__ = [
@@ -69,6 +70,7 @@ __all__ = [
     "remediation_steps",
     "serving",
     "unhealthy_turns",
+    "webhooks",
 ]
 
 _PLACEABLE = "status = 'adopted' AND trust = 'platform' AND no_schedule_reasons = '[]'::jsonb AND NOT draining"

@@ -6,6 +6,7 @@ Conventions: schema.py. Times are those of `bc_clock()`, but for a lease's, whic
 from sqlalchemy import BigInteger, CheckConstraint, Column, ForeignKey, Identity, Index, Table, Text, text
 
 from receiver import values
+from receiver.planning.webhook import BATCH
 from receiver.store import columns as c
 from receiver.store.columns import metadata
 
@@ -120,4 +121,19 @@ acceptance_attempts = Table(
     c.time("ended_at"),
     c.words("state", values.ATTEMPT_STATES),
     Index("ix_acceptance_attempts_running", "node_id", postgresql_where=text("state = 'running'")),
+)
+
+# How far the webhook has told events (their order: schema.py), and how it goes. `next_at` is the server's time, as a lease's.
+webhooks = Table(
+    "webhooks",
+    metadata,
+    c.key("name"),
+    c.number("xid", 0),
+    c.number("seq", 0),  # (xid, seq): the last event that is done with
+    c.number("size", BATCH),  # events that are sent together the next time
+    c.number("failures", 0),  # in a row
+    c.time("next_at"),
+    c.text("error", ""),  # of the last try; empty: it went well
+    c.number("delivered", 0),
+    c.number("skipped", 0),
 )
