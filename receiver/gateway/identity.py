@@ -13,7 +13,7 @@ from bettercompute.contract.ids import is_id
 from receiver.authority import NODE_URI, BadCertificate, fingerprint_of
 
 NODE_ID = "bc-node-id"
-OLDEST = b"TLSv1.3"  # the only version that is spoken: a newer one has another name, and another look at what it promises
+VERSION = b"TLSv1.3"  # the only one that is spoken: a newer one would have to be looked at first
 
 Auth = Mapping[str, Iterable[bytes]]  # what ServicerContext.auth_context() answers; its keys are grpc's
 
@@ -48,7 +48,7 @@ def _named(metadata: Iterable[tuple[str, str | bytes]]) -> str:
 
 def _certified(auth: Auth) -> Peer:
     versions = list(auth.get("ssl_tls_version", ()))  # grpcio before 1.75 does not tell it
-    if versions and versions != [OLDEST]:
+    if versions and versions != [VERSION]:
         raise NoIdentity(f"TLS 1.3 is needed, not {_shown(versions)}")
     pems = list(auth.get("x509_pem_cert", ()))
     if len(pems) != 1:

@@ -45,6 +45,10 @@ CONDITIONS: Mapping[str, str] = {
     "AcceptanceFailed": "{adopt} begins another attempt",
     "DuplicateIdentity": "{other} lets go of it, or {resolve}",
 }
+# Type and reason, where that reason ends otherwise. {join}: what to type.
+_BY_REASON: Mapping[tuple[str, str], str] = {
+    ("DuplicateIdentity", "DuplicateSession"): "a join with a token that is bound to the node ({join}), or {resolve}"
+}
 # By its reason: what can be decided of a DuplicateIdentity (apply/identity.py).
 _DECISIONS: Mapping[str, str] = {"HardwareKey": "keep|reject|distinct"}
 
@@ -109,8 +113,9 @@ def of_condition(node_id: str, row: ConditionRow) -> str:
         switch = {"nodeId": node_id} if is_switch(row.type) else {}
         cleared = command("devices.clear", deviceId=row.device_id, **switch, reason="...")
         return _repaired(str(row.evidence.get("action", "none")), cleared)
-    text = CONDITIONS.get(row.type, REPORTS)
+    text = _BY_REASON.get((row.type, row.reason)) or CONDITIONS.get(row.type, REPORTS)
     return text.format(
+        join=command("joinTokens.create", nodeId=node_id, reason="..."),
         adopt=adopt(node_id),
         move=command("nodes.move", nodeId=node_id, poolId="...", reason="..."),
         resolve=_resolve(node_id, row),

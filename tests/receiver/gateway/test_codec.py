@@ -33,9 +33,10 @@ def test_hello_is_read_whole() -> None:
         drivers=[driver],
         capabilities=["nvml"],
         digest="d",
+        previous_instance_id="before",
     )
     drivers = (values.Driver("libvirt-kvm", "9.0", ("vm",)),)
-    assert decoded(hello=hello) == m.Hello("0.3", "0.1.0", "b", "i", 0, NOW, drivers, ("nvml",), "d")
+    assert decoded(hello=hello) == m.Hello("0.3", "0.1.0", "b", "i", 0, NOW, drivers, ("nvml",), "d", "before")
     assert decoded(hello=pb.Hello()) == m.Hello("", "", "", ""), "no epoch is not epoch 0"
 
 
@@ -155,6 +156,7 @@ LONG = "x" * 257
     [
         {"hello": pb.Hello(protocol_version="9" * 5000)},
         {"hello": pb.Hello(boot_id=LONG)},
+        {"hello": pb.Hello(previous_instance_id=LONG)},
         {"hello": pb.Hello(capabilities=["nvml", LONG])},
         {"hello": pb.Hello(drivers=[pb.Driver(id="d", kinds=[LONG])])},
         {"status_report": pb.StatusReport(digest=LONG)},

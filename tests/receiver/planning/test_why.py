@@ -229,6 +229,15 @@ def test_duplicate_identity_names_the_other_node() -> None:
     )
 
 
+def test_a_duplicate_session_ends_by_a_join_with_a_bound_token() -> None:
+    row = ConditionRow("DuplicateIdentity", reason="DuplicateSession", no_schedule=True)
+    found = of_node(replace(IN_SERVICE, no_schedule_reasons=("DuplicateIdentity",)), conditions=(row,))
+    assert found.ends == (
+        f"a join with a token that is bound to the node (better-compute api joinTokens.create nodeId={NODE} reason=...), or "
+        f"better-compute api nodes.resolveIdentity nodeId={NODE} action=keep|reject reason=..."
+    )
+
+
 def test_a_node_wide_xid_is_told_in_the_tables_words_and_the_drivers() -> None:
     row = ConditionRow("Xid79", "GPU-1", message="79, pid=7, GPU has fallen off the bus.", count=2, no_schedule=True)
     for message, driver in ((row.message, f"; the driver: {row.message}"), ("79", "")):
