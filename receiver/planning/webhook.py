@@ -2,8 +2,8 @@
 
 Events are sent in their order, a batch at a time; nothing behind a batch is sent before it is done with. An answer is about the
 endpoint (it is away, busy, moved, or does not know our secret): the same is sent again, ever later, for ever. Or it is about the
-content (the other 4xx): the batch is halved until the event that is the cause is alone, and that one, refused TRIES times in a
-row over some minutes, is skipped and counted: it stays in `events.list`, and the rest of the world is told on.
+content (the other 4xx): the batch is halved until the event that is the cause is alone, and that one, refused TRIES times
+over some minutes, is skipped and counted: it stays in `events.list`, and the rest of the world is told on.
 """
 
 from dataclasses import dataclass
@@ -22,10 +22,11 @@ Verdict = Literal["delivered", "refused", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How it goes: `size` of the next batch, `failures` in a row."""
+    """How it goes: `size` of the next batch, `failures` in a row, and how often its only event was refused."""
 
     size: int = BATCH
     failures: int = 0
+    refusals: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,8 @@ def after(now: Progress, sent: int, said: Verdict, chance: float, retry_after: f
         return Step(Progress(min(BATCH, now.size * 2)), done=True)
     if said == "refused" and sent > 1:
         return Step(Progress(sent // 2))
-    if said == "refused" and now.failures + 1 >= TRIES:
+    refusals = now.refusals + (said == "refused")
+    if refusals >= TRIES:
         return Step(Progress(1), done=True, skip=True)
     delay = min(LONGEST, FIRST * 2.0 ** min(now.failures, 16)) * (0.5 + chance / 2)
-    return Step(Progress(now.size, now.failures + 1), delay=max(delay, min(PATIENCE, retry_after)))
+    return Step(Progress(now.size, now.failures + 1, refusals), delay=max(delay, min(PATIENCE, retry_after)))

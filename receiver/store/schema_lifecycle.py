@@ -132,6 +132,7 @@ webhooks = Table(
     c.number("seq", 0),  # (xid, seq): the last event that is done with
     c.number("size", BATCH),  # events that are sent together the next time
     c.number("failures", 0),  # in a row
+    c.number("refusals", 0),  # of an event that is sent alone
     c.time("next_at"),
     c.text("error", ""),  # of the last try; empty: it went well
     c.number("delivered", 0),

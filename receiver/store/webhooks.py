@@ -46,12 +46,13 @@ def due(tx: Connection) -> Due | None:
     if row is None:
         tx.execute(_BEGIN, [NAME])
         return None
-    xid, seq, size, failures, early = row
+    xid, seq, size, failures, refusals, early = row
     events = [] if early else [Row(*found) for found in tx.execute(_NEXT, [xid, seq, size])]
-    return Due(events, (xid, seq), Progress(size, failures)) if events else None
+    return Due(events, (xid, seq), Progress(size, failures, refusals)) if events else None
 
 
-_ROW = "SELECT xid, seq, size, failures, coalesce(next_at > clock_timestamp(), false) FROM webhooks WHERE name = %s"
+_ROW = """SELECT xid, seq, size, failures, refusals, coalesce(next_at > clock_timestamp(), false)
+FROM webhooks WHERE name = %s"""
 _HORIZON = "pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
 _BEGIN = f"INSERT INTO webhooks (name, xid, seq) VALUES (%s, {_HORIZON} - 1, 9223372036854775807) ON CONFLICT DO NOTHING"
 _NEXT = f"""SELECT xid, seq, id, time, tenant_id, pool_id, node_id, type, payload FROM events
@@ -68,6 +69,7 @@ def settle(tx: Connection, sent: Due, step: Step, error: str) -> None:
         "seq": place[1],
         "size": step.progress.size,
         "failures": step.progress.failures,
+        "refusals": step.progress.refusals,
         "delay": step.delay,
         "error": error,
         "delivered": 0 if step.skip else count,
@@ -79,8 +81,8 @@ def settle(tx: Connection, sent: Due, step: Step, error: str) -> None:
 
 
 _SETTLE = """
-UPDATE webhooks SET xid = %(xid)s, seq = %(seq)s, size = %(size)s, failures = %(failures)s, error = %(error)s,
-  next_at = clock_timestamp() + make_interval(secs => %(delay)s),
+UPDATE webhooks SET xid = %(xid)s, seq = %(seq)s, size = %(size)s, failures = %(failures)s, refusals = %(refusals)s,
+  error = %(error)s, next_at = clock_timestamp() + make_interval(secs => %(delay)s),
   delivered = delivered + %(delivered)s, skipped = skipped + %(skipped)s
 WHERE name = %(name)s AND (xid, seq) = (%(was_xid)s, %(was_seq)s)
 """
