@@ -8,6 +8,7 @@ from psycopg import sql
 # What moves without anybody's word: who holds which loop, when a node was last seen, that its stream is over, a loop's own notes.
 MOVES: Mapping[str, tuple[str, ...]] = {
     "leases": ("*",),
+    "serving": ("*",),
     "nodes": ("last_seen", "connected"),
     "sessions": ("ended_at", "end_reason"),
 }
