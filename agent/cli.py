@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent import __version__, config_cli, doctor_cli
+from agent import __version__, config_cli, doctor_cli, join_cli
 from agent import command_line as line
 from agent import config as settings
 from agent.command_line import Arguments, Command
@@ -227,6 +227,7 @@ COMMANDS = (
     Command("inventory", "collect now and print; nothing is sent", _add_inventory, _inventory),
     Command("capture", "record this host as a directory, for bug reports and tests", _add_capture, _capture),
     Command("refresh", "make the running daemon collect and offer now; ends when the receiver has it", _add_refresh, _refresh),
+    *join_cli.COMMANDS,
     *doctor_cli.COMMANDS,
     *config_cli.COMMANDS,
     Command("xid", "the XIDs in captured kernel logs, with what each of them means", _add_xid, _xid),

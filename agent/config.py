@@ -7,13 +7,13 @@ one line of Config. Unknown keys and wrong types are UserErrors that name the fi
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agent.config_kinds import COMMAND_KINDS as COMMAND_KINDS
-from agent.config_kinds import COMMANDS, LIMIT, LOG_FORMAT, OPTIONAL_LISTEN, PATH, SECONDS, TARGET, TEXT, WORDS, Kind
+from agent.config_kinds import COMMANDS, LIMIT, LOG_FORMAT, OPTIONAL_LISTEN, PATH, SECONDS, TARGETS, TEXT, WORDS, Kind
 from agent.config_kinds import FLAG as FLAG
 from agent.config_kinds import duration as duration
 from agent.config_kinds import is_local as is_local
@@ -22,6 +22,7 @@ from agent.errors import UserError
 DEFAULT_FILE = Path("/etc/bcd/bcd.toml")
 FILE_VARIABLE = "BCD_CONFIG"
 _DATA_DIR = Path("/var/lib/bcd")
+_INSECURE_SERVER = "127.0.0.1:7443"
 _ALLOWED = COMMAND_KINDS[:2]
 _PAUSED = ("nvidia-persistenced", "nvidia-dcgm")
 
@@ -72,8 +73,15 @@ def _row(key: str, kind: Kind, default: Any, text: str, restart: bool = False) -
 class Config:
     """The settings in force. Durations are seconds."""
 
-    server: str = _row("server", TARGET, "127.0.0.1:7443", "The receiver: host:port, or unix:/path.")
-    insecure: bool = _row("insecure", FLAG, False, "Allow a server that is not on this machine, although nothing is encrypted.")
+    server: str = _row(
+        "server",
+        TARGETS,
+        "",
+        "Receivers, tried in turn: host:port or unix:/path, commas between them. Empty: as told at joining.",
+    )
+    insecure: bool = _row(
+        "insecure", FLAG, False, "Without TLS and joining, to a receiver on this machine that was started so: for tests.", True
+    )
     data_dir: Path = _row(  # noqa: RUF009
         "data_dir", PATH, _DATA_DIR, "Where bcd keeps its identity and last inventory (mode 0700).", restart=True
     )
@@ -117,7 +125,10 @@ class Config:
         "reset.pause", WORDS, _PAUSED, "Services that hold GPUs open: stopped for a GPU reset, and started again after it."
     )
     helper: str = _row(
-        "helper", TEXT, "", "The socket of bcd-helper, which resets and reboots for a bcd that is not root. Empty: bcd does it itself."
+        "helper",
+        TEXT,
+        "",
+        "The socket of bcd-helper, which resets and reboots for a bcd that is not root. Empty: bcd does it itself.",
     )
     tools_systemctl: str = _row("tools.systemctl", TEXT, "systemctl", "The program that stops, starts and reboots: name or path.")
     tools_nvidia_smi: str = _row("tools.nvidia_smi", TEXT, "nvidia-smi", "The program that resets GPUs: name or path.")
@@ -129,6 +140,12 @@ class Config:
         "metrics.listen", OPTIONAL_LISTEN, "", "Where Prometheus asks: HOST:PORT, over plain HTTP. Empty: nowhere.", restart=True
     )
     log_format: str = _row("log.format", LOG_FORMAT, "text", "How events are logged to stderr: text or json, one a line.")
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The receivers that are named; empty: those that joining told."""
+        named = self.server or (_INSECURE_SERVER if self.insecure else "")
+        return tuple(named.split(",")) if named else ()
 
     @property
     def socket_path(self) -> Path:
@@ -196,11 +213,22 @@ class _Found:
 
 def _check(config: Config) -> None:
     """What several settings say together."""
-    if not config.insecure and not is_local(config.server):
+    if config.insecure and (far := [server for server in config.servers if not is_local(server)]):
         raise UserError(
-            f"server {config.server} is not on this machine and the connection would not be encrypted",
-            "connect over loopback or a unix socket, or accept that with --insecure",
+            f"server {', '.join(far)} is not on this machine and with --insecure nothing is encrypted",
+            "join it instead (bcd join), or connect over loopback or a unix socket",
         )
+
+
+def reloaded(old: Config, new: Config) -> tuple[Config, list[str]]:
+    """The settings that hold once `new` is read while `old` are in force, and the keys of those that wait for the next start.
+
+    Raises UserError when what may change does not go with what may not.
+    """
+    later = [s for s in SETTINGS if s.restart and getattr(old, s.name) != getattr(new, s.name)]
+    held = replace(new, **{s.name: getattr(old, s.name) for s in later})
+    _check(held)
+    return held, [s.key for s in later]
 
 
 def parse(text: str, name: str) -> dict[str, Any]:

@@ -62,6 +62,11 @@ def _listen(text: str) -> str:
     return text
 
 
+def _targets(text: str) -> str:
+    """One target or several with commas between them, or none."""
+    return ",".join(_target(one.strip()) for one in text.split(",")) if text.strip() else ""
+
+
 def _choice(*words: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in words:
@@ -112,7 +117,7 @@ class Kind:
 
 TEXT = Kind(str)
 PATH = Kind(_absolute)
-TARGET = Kind(_target)
+TARGETS = Kind(_targets)
 SECONDS = Kind(duration, (str, int, float), duration_text, 'a duration such as "12h"')
 OPTIONAL_LISTEN = Kind(_listen)
 LIMIT = Kind(_positive, (str, int, float), duration_text, 'a duration such as "60s"')

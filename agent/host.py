@@ -219,14 +219,19 @@ def _link_target(path: str) -> str | None:
         return None
 
 
-def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Replaces `path` by `data` in one step, on disk before it returns. Raises OSError; the old file then stands."""
+def write_atomic(path: Path, data: bytes, mode: int = 0o600, owner: tuple[int, int] | None = None) -> None:
+    """Replaces `path` by `data` in one step, on disk before it returns; `owner`: user and group, where they are not ours.
+
+    Raises OSError; the old file then stands.
+    """
     import tempfile  # 3 ms of import that the collecting child, which writes nothing, need not pay
 
     fd, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(fd, "wb") as file:
             os.fchmod(file.fileno(), mode)
+            if owner is not None:
+                os.fchown(file.fileno(), *owner)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

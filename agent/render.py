@@ -62,7 +62,8 @@ def status_blocks(status: Mapping[str, Any], now: datetime) -> Iterator[Block]:
     answer = f" (last answer: {status['lastAnswer']})" if status["lastAnswer"] else ""
     since = f"{status['session']} {since_words(status['sessionSince'], now)}"
     shown = {
-        "node": status["nodeId"],
+        "node": status["nodeId"] or "none",
+        "joined": _joined(status),
         "boot": status["bootId"],
         "bcd": f"{status['version']}, process {status['pid']}",
         "receiver": status["server"],
@@ -96,6 +97,16 @@ def status_blocks(status: Mapping[str, Any], now: datetime) -> Iterator[Block]:
         yield table("status.commands", status["commands"])
     if found := [condition for condition in status["conditions"] if condition["status"] != "false"]:
         yield table("status.conditions", found)
+
+
+def _joined(status: Mapping[str, Any]) -> str:
+    """Whether the node has a certificate, until when, and what is wrong with it."""
+    certificate = status["certificate"]
+    if certificate is None:
+        return f"no: {status['identityError']}" if status["identityError"] else "no: --insecure, nothing is encrypted"
+    until = f"yes, certificate until {certificate['notAfter']} ({certificate['remaining']:.0%} of its life left)"
+    wrong = (status["identityError"], certificate["renewalError"] and f"renewing it failed: {certificate['renewalError']}")
+    return "; ".join((until, *(part for part in wrong if part)))
 
 
 def _kernel_log(log: Mapping[str, Any]) -> str:

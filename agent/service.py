@@ -36,10 +36,11 @@ from agent import (
 from agent.commands.node import DaemonNode
 from agent.commands.runner import Runner
 from agent.commands.store import Store
-from agent.config import Config
+from agent.config import Config, reloaded
 from agent.drivers import Drivers
 from agent.errors import FieldError, UserError
 from agent.host import Host
+from agent.membership import Membership
 from agent.sections import Collected
 from agent.session import machine
 from agent.session import messages as m
@@ -56,22 +57,20 @@ def run(config: Config, host_dir: Path | None, reload: Callable[[], Config]) -> 
     log.setup(config.log_format)
     notifier = Notifier()
     with local.only_daemon(config.data_dir):
-        node_id = identity.load_or_create(config.data_dir)
-        asyncio.run(Daemon(config, host_dir, node_id, notifier, reload).run())
+        if config.insecure:
+            identity.load_or_create(config.data_dir)
+            _log.warning("--insecure: nothing is encrypted, and whoever is on this machine may speak as this node")
+        asyncio.run(Daemon(config, host_dir, notifier, reload).run())
 
 
 class Daemon:
     """The daemon's state: one inventory, one queue of triggers, one session."""
 
-    def __init__(
-        self, config: Config, host_dir: Path | None, node_id: str, notifier: Notifier, reload: Callable[[], Config]
-    ) -> None:
+    def __init__(self, config: Config, host_dir: Path | None, notifier: Notifier, reload: Callable[[], Config]) -> None:
         self._config = config
         self._host_dir = host_dir
-        self._node_id = node_id
         self._notifier = notifier
         self._reload = reload
-        self._instance_id = os.urandom(16).hex()
         self._started = time.monotonic()
         self._collector = doors.collector(config, host_dir)
         self._store = inventory.Store(config.data_dir / "inventory")
@@ -87,7 +86,8 @@ class Daemon:
         stored = self._store.load()
         self._inventory = stored if stored and stored.boot_id == self._boot_id else None
         self._drivers = Drivers(config.data_dir, self._host)
-        self._link = Link(config.server, node_id, self._hello, self._status, self._noted)
+        self._member = Membership(lambda: self._config, lambda: self._link.reconnect())
+        self._link = Link(self._member.access, self._hello, self._status, self._noted)
         self._refresh = refresh.Refresh(
             self._link, self._want, lambda: self._triggers.done, lambda: self._failure, lambda: self._inventory
         )
@@ -105,13 +105,14 @@ class Daemon:
             self._link.feed(machine.InventoryChanged(status.offer(self._inventory)))
         self._report()
         with self._signals():
-            async with local.serve(self._config.socket_path, methods), asyncio.TaskGroup() as group:
+            async with local.serve(self._config.socket_path, methods), self._metrics(), asyncio.TaskGroup() as group:
                 jobs = (
                     self._watch.run,
                     self._signs.run,
                     self._collect,
                     self._watchdog,
                     self._session,
+                    self._member.run,
                     self._rescan,
                     self._images,
                     self._retry,
@@ -119,7 +120,7 @@ class Daemon:
                     self._advertise,
                 )
                 tasks = [group.create_task(job()) for job in jobs]
-                _log.info("bcd %s runs as %s, boot %s", VERSION, self._node_id, self._boot_id)
+                _log.info("bcd %s runs as %s, boot %s", VERSION, self._member.name, self._boot_id)
                 self._notifier.ready()
                 await self._stop.wait()
                 _log.info("bcd ends")
@@ -243,11 +244,13 @@ class Daemon:
         await self._link.run()
 
     def _hello(self) -> m.Hello:
+        trace = self._member.trace
         return m.Hello(
             daemon_version=VERSION,
             boot_id=self._boot_id,
-            instance_id=self._instance_id,
-            previous_epoch=identity.read_epoch(self._config.data_dir),
+            instance_id=trace.now.instance,
+            previous_instance_id=trace.previous,
+            previous_epoch=trace.now.epoch,
             drivers=self._drivers.current,
             capabilities=status.capabilities(self._inventory, self._boot_id),
             digest=self._inventory.digest if self._inventory else "",
@@ -266,9 +269,8 @@ class Daemon:
 
     def _noted(self, note: machine.Output) -> None:
         """What the session tells the daemon."""
-        if isinstance(note, machine.Welcomed):
-            identity.write_epoch(self._config.data_dir, note.epoch)
-        elif isinstance(note, machine.CollectAgain):
+        self._member.heed(note)
+        if isinstance(note, machine.CollectAgain):
             self._want("refused")
         elif isinstance(note, machine.Answered):
             self._refresh.answered(note.result)
@@ -320,29 +322,16 @@ class Daemon:
     # -- the local socket
 
     async def _local_status(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        link = self._link
         return {
             "version": VERSION,
             "pid": os.getpid(),
-            "nodeId": self._node_id,
+            **self._member.describe(),
             "bootId": self._boot_id,
-            "instanceId": self._instance_id,
-            "session": link.state.state,
-            "server": link.state.server,
-            "sessionSince": status.moment(link.state.since),
-            "sessionError": link.state.error,
-            "nextAttemptAt": status.moment(link.state.next_attempt),
-            "epoch": link.state.epoch,
-            "clockDifference": link.clock_difference,
-            "applied": link.machine.is_applied,
+            "instanceId": self._member.trace.now.instance,
+            **self._link.describe(),
             "lastAnswer": refresh.words(self._refresh.answer) if self._refresh.answer else None,
             "collecting": self._triggers.started > self._triggers.done,
             "abandonedWorkers": self._collector.abandoned,
-            "sent": {
-                "offers": link.sent.offers,
-                "sections": link.sent.sections,
-                "sectionBytes": link.sent.section_bytes,
-            },
             "holds": self._node.holds().describe(),
             "commands": [{**row, "since": status.moment(row["since"])} for row in self._commands.describe()],
             "conditions": status.describe_conditions(self._conditions()),
@@ -350,6 +339,13 @@ class Daemon:
             "probe": self._signs.describe(),
             **status.describe(self._inventory, self._watch.ledger),
         }
+
+    def _metrics(self) -> contextlib.AbstractAsyncContextManager[None]:
+        if not self._config.metrics_listen:
+            return contextlib.nullcontext()
+        from agent import metrics  # several MiB: nobody pays who does not ask
+
+        return metrics.serving(self._config.metrics_listen, metrics.Sources(self._collector, self._watch, self._link))
 
     # -- signals and the service manager
 
@@ -373,13 +369,13 @@ class Daemon:
     def _reloaded(self) -> None:
         """SIGHUP: the new settings, or, when one is wrong, the old ones."""
         try:
-            new = self._reload()
+            new, later = reloaded(self._config, self._reload())
         except UserError as error:
             _log.error("the configuration is not reloaded: %s", error)
             return
-        if (new.data_dir, new.socket_path) != (self._config.data_dir, self._config.socket_path):
-            _log.warning("data_dir and socket change at the next start only")
         old, self._config = self._config, new
+        if later:
+            _log.warning("of another value from the next start on only: %s", ", ".join(later))
         log.setup(new.log_format)
         doors.configure(self._collector, new)
         self._resettled.set()
@@ -387,7 +383,7 @@ class Daemon:
         self._signs.resettle()
         _log.info("the configuration is reloaded")
         if new.server != old.server:
-            self._link.reconnect(new.server)
+            self._link.reconnect()
 
     async def _watchdog(self) -> None:
         while self._notifier.watchdog:

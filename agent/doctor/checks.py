@@ -1,6 +1,7 @@
 """Doctor's lines of everything but the GPUs. Pure: what was found in, lines out."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from bettercompute.agent.v1 import inventory_pb2 as pb
 from bettercompute.contract.hardware_key import TRUSTED, identifiers, provisional
@@ -11,10 +12,12 @@ from agent.config import DEFAULT_FILE
 from agent.doctor.found import PATIENCE, Found
 from agent.doctor.gpus import ACTIONS
 from agent.doctor.line import FAIL, NOT_APPLICABLE, PASS, UNKNOWN, WARNING, Line
+from agent.identity import Certificate, moment
 from agent.render import size_words
 
 _DMI = ("/sys/class/dmi/id/", "/sys/firmware/dmi/")
 _CLOCK = 5.0  # seconds between our clock and the receiver's that nobody minds
+_LITTLE = 0.1  # of a certificate's life: by then it should have been renewed long ago
 _ROOT = "run doctor as root"
 
 
@@ -72,6 +75,8 @@ def daemon(found: Found) -> Iterator[Line]:
         may_not = "Permission denied" in found.no_daemon
         todo = _ROOT if may_not else "start it: systemctl start bcd"
         yield Line("daemon", UNKNOWN if may_not else WARNING, found.no_daemon, todo)
+    elif told["session"] == "not joined":
+        yield Line("daemon", WARNING, f"runs, process {told['pid']}, and has not joined", "bcd join --token-file FILE")
     elif told["session"] != "connected":
         error = f": {told['sessionError']}" if told["sessionError"] else ""
         text = f"runs as {told['nodeId']}, process {told['pid']}; the session is {told['session']}{error}"
@@ -237,15 +242,17 @@ def nics(found: Found) -> Iterator[Line]:
 
 
 def receiver(found: Found) -> Iterator[Line]:
-    """Whether something listens there."""
-    server = found.place.config.server
-    if found.receiver is None:
+    """Whether each is there, with TLS as this node where it has joined."""
+    if found.receivers is None:
         yield Line("receiver", NOT_APPLICABLE, "a recorded host has none, unless one is named")
-    elif found.receiver:
-        todo = "see that bc-receiver runs there, the setting `server`, and what stands between"
-        yield Line("receiver", FAIL, f"{server} cannot be reached: {found.receiver}", todo)
-    else:
-        yield Line("receiver", PASS, f"{server} is reached within {PATIENCE:g} s")
+    elif not found.receivers:
+        yield Line("receiver", NOT_APPLICABLE, "none is known before this node has joined")
+    for reached in found.receivers or ():
+        if reached.cause:
+            yield Line("receiver", FAIL, f"{reached.server} cannot be reached: {reached.cause}", reached.todo)
+        else:
+            how = " over TLS, as this node" if reached.tls else ""
+            yield Line("receiver", PASS, f"{reached.server} is reached within {PATIENCE:g} s{how}")
 
 
 def clock(found: Found) -> Iterator[Line]:
@@ -263,8 +270,33 @@ def clock(found: Found) -> Iterator[Line]:
 
 
 def certificate(found: Found) -> Iterator[Line]:
-    """Nodes have none yet."""
-    yield Line("certificate", NOT_APPLICABLE, "this version has none: a node's id is taken as given")
+    """Whether this node has joined, and what is left of its certificate's life."""
+    member, ours = found.member, found.member.certificate
+    if found.data_dir is None:
+        yield Line("certificate", NOT_APPLICABLE, "a recorded host has none")
+    elif found.place.config.insecure:
+        yield Line("certificate", NOT_APPLICABLE, "with --insecure there is none: a node's id is taken as given")
+    elif member.error:
+        text, _, todo = member.error.partition("\n")
+        yield Line("certificate", FAIL if todo else UNKNOWN, text, todo.strip() or _ROOT)
+    elif ours is None or member.identity is None:
+        yield Line("certificate", WARNING, "this node has not joined", "bcd join --token-file FILE")
+    else:
+        yield _life(ours, member.identity.node_id, member.now, found.daemon)
+
+
+def _life(ours: Certificate, node_id: str, now: float, daemon: Mapping[str, Any] | None) -> Line:
+    left = ours.remaining(now)
+    facts = {"nodeId": node_id, "notAfter": moment(ours.not_after), "remaining": round(left, 3)}
+    if trouble := ours.trouble(now):
+        text, _, todo = trouble.partition(": ")
+        return Line("certificate", FAIL, f"{node_id}: {text}", todo, facts)
+    text = f"{node_id}, {_duration(ours.not_after - now)} left of {_duration(ours.not_after - ours.not_before)}"
+    error = ((daemon or {}).get("certificate") or {}).get("renewalError")
+    if left < _LITTLE or error:
+        why = f"; renewing it failed: {error}" if error else ""
+        return Line("certificate", WARNING, f"{text}{why}", "bcd renew says why it is not renewed", facts)
+    return Line("certificate", PASS, text, "", facts)
 
 
 def _missing(found: Found, name: str) -> str:

@@ -16,7 +16,7 @@ from bettercompute.agent.v1 import inventory_pb2 as pb
 from bettercompute.contract.sections import decode
 from google.protobuf.message import Message
 
-from agent import checks, diagnosis, doors, fault_store, kernel_log, known_gpus, local
+from agent import checks, diagnosis, doors, fault_store, identity, kernel_log, known_gpus, local, tls
 from agent.conditions import external, module, reboot
 from agent.conditions.facts import Fabric
 from agent.conditions.facts import Facts as ConditionFacts
@@ -25,6 +25,7 @@ from agent.errors import Unreadable, UserError
 from agent.fault_store import Stored
 from agent.faults import Ledger
 from agent.host import Host
+from agent.identity import Certificate, Identity
 from agent.inventory import Store
 from agent.kernel_log import Look
 from agent.sections import Failed, Section
@@ -61,6 +62,30 @@ class DataDir:
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """This node's identity; `error`: why it cannot be read. `now` is this machine's clock, in Unix seconds."""
+
+    identity: Identity | None = None
+    error: str = ""
+    now: float = 0.0
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """What the node has joined with."""
+        return self.identity.joined if self.identity else None
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """Whether a receiver was reached: why not (empty: it was), and what to do. `tls`: its certificate and ours were looked at."""
+
+    server: str
+    cause: str = ""
+    todo: str = ""
+    tls: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """All that was found. `sections` and `failed` are by name, `daemon` is `bcd status --json`."""
 
@@ -75,7 +100,8 @@ class Found:
     no_daemon: str = ""  # why it does not answer
     log: Look = field(default_factory=lambda: Look(None))
     conditions: ConditionFacts = field(default_factory=ConditionFacts)
-    receiver: str | None = None  # why it cannot be reached; empty: it can; None: not asked
+    member: Member = field(default_factory=lambda: Member())
+    receivers: tuple[Reached, ...] | None = None  # None: not asked
 
     @property
     def is_recorded(self) -> bool:
@@ -95,11 +121,12 @@ async def look(place: Place) -> Found:
     directory = data_dir(place.data_dir, boot_id)
     known = remembered(directory)
     log_path = kernel_log.path_of(place.host_dir)
-    asked, log, daemon, receiver = await asyncio.gather(
+    member = _member(place, directory)
+    asked, log, daemon, receivers = await asyncio.gather(
         doors.collector(place.config, place.host_dir).run([*SECTIONS, "readings"], known),
         kernel_log.look(log_path, stored(directory, boot_id), time.time() - host.uptime(), place.config.kmsg_trust_userspace),
         asyncio.to_thread(_daemon, place),
-        _receiver(place),
+        _receivers(place, member),
     )
     log = _followed(log, daemon)
     sections = {n: decode(n, s.data) for n, s in asked.items() if n in SECTIONS and isinstance(s, Section)}
@@ -117,7 +144,8 @@ async def look(place: Place) -> Found:
         no_daemon=daemon if isinstance(daemon, str) else "",
         log=log,
         conditions=await asyncio.to_thread(_conditions, host, boot_id, place.config, sections, failed),
-        receiver=receiver,
+        member=member,
+        receivers=receivers,
     )
 
 
@@ -171,11 +199,36 @@ def _followed(log: Look, daemon: object) -> Look:
     return Look(log.ledger) if follows and log.ledger is not None else log
 
 
-async def _receiver(place: Place) -> str | None:
-    """Whether something listens where the receiver should; what it is, only a session tells."""
+def _member(place: Place, directory: DataDir | None) -> Member:
+    if directory is None or directory.mode is None or place.config.insecure:
+        return Member()
+    if not directory.is_open:
+        return Member(error=f"{directory.path} may not be entered by this user")
+    try:
+        return Member(identity.read(directory.path), now=time.time())
+    except UserError as error:
+        return Member(error=str(error))
+
+
+async def _receivers(place: Place, member: Member) -> tuple[Reached, ...] | None:
+    """Every receiver that is named, else those that joining told; with the node's certificate where it has one."""
     if not place.ask_receiver:
         return None
-    server = place.config.server
+    ours = member.certificate
+    servers = place.config.servers or (tuple(ours.server.split(",")) if ours else ())
+    return tuple(await asyncio.gather(*(_secure(server, ours) if ours else _plain(server) for server in servers)))
+
+
+async def _secure(server: str, ours: Certificate) -> Reached:
+    try:
+        await asyncio.to_thread(tls.reach, server, ours.server_ca, PATIENCE, ours)
+    except tls.NotReached as error:
+        return Reached(server, error.cause, error.hint, tls=True)
+    return Reached(server, tls=True)
+
+
+async def _plain(server: str) -> Reached:
+    """Whether something listens there."""
     try:
         async with asyncio.timeout(PATIENCE):
             if server.startswith("unix:"):
@@ -184,11 +237,11 @@ async def _receiver(place: Place) -> str | None:
                 name, _, port = server.rpartition(":")
                 _, writer = await asyncio.open_connection(name.strip("[]"), int(port))
     except TimeoutError:
-        return f"no answer within {PATIENCE:g} s"
+        return Reached(server, f"no answer within {PATIENCE:g} s", tls.ABSENT)
     except OSError as error:
-        return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        return Reached(server, os.strerror(error.errno) if error.errno and error.errno > 0 else str(error), tls.ABSENT)
     writer.close()
-    return ""
+    return Reached(server)
 
 
 def _conditions(

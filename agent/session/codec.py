@@ -44,6 +44,7 @@ def _hello(hello: m.Hello, now: float) -> Iterator[pb.SessionRequest]:
         daemon_version=hello.daemon_version,
         boot_id=hello.boot_id,
         instance_id=hello.instance_id,
+        previous_instance_id=hello.previous_instance_id,
         previous_epoch=hello.previous_epoch,
         sent_at=_timestamp(now),
         drivers=[pb.Driver(id=d.id, version=d.version, kinds=d.kinds) for d in hello.drivers],

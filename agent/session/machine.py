@@ -2,8 +2,8 @@
 
 Events are the gateway's messages and our own: Opened, HelloChanged, StatusChanged, InventoryChanged, CommandDone, Tick, Lost. A
 rule returns the next state and what goes out: messages to send, and notes to the daemon (Welcomed, Answered, CollectAgain,
-Ordered, Acknowledged, Close). A pair that is not in the table changes nothing: the peer may be newer, or its message crossed
-ours.
+Ordered, Acknowledged, Close; Greeting is the stream's own). A pair that is not in the table changes nothing: the peer may be
+newer, or its message crossed ours.
 
 One State outlives its stream: `Opened` begins the next session and keeps what was applied or refused. Times are seconds
 of one monotonic clock.
@@ -90,6 +90,13 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class Greeting:
+    """Hello is about to be sent as this node."""
+
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Welcomed:
     """The session has this epoch: keep it for the next Hello."""
 
@@ -132,7 +139,7 @@ class Close:
     end: m.SessionEnd | None
 
 
-Output = m.ToGateway | Welcomed | Answered | CollectAgain | Ordered | Acknowledged | Close
+Output = m.ToGateway | Greeting | Welcomed | Answered | CollectAgain | Ordered | Acknowledged | Close
 Outputs = tuple[Output, ...]
 
 

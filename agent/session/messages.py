@@ -30,6 +30,7 @@ class Hello:
     drivers: tuple[Driver, ...] = ()
     capabilities: tuple[str, ...] = ()
     digest: str = ""
+    previous_instance_id: str = ""  # of the run before, as long as its session may be the current one
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,25 +19,18 @@ from bettercompute.agent.v1 import session_pb2 as pb
 from bettercompute.agent.v1.session_pb2_grpc import AgentServiceStub
 from google.protobuf.message import DecodeError
 
-from agent.config import is_local
-from agent.identity import metadata
-from agent.session import codec, machine, reconnect
+from agent import status
+from agent.errors import UserError
+from agent.identity import Access, NotJoined
+from agent.session import channel, codec, machine, reconnect
 from agent.session import messages as m
 
 if TYPE_CHECKING:
     _Call = grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
 
 CODE_LIMIT = 5.0  # a call that is over says how within this
+LOOK = 5.0  # a node without a usable identity looks for one again after this
 STEADY = 30.0  # a session that lasted this long ends the run of failures
-
-_OPTIONS: tuple[tuple[str, int], ...] = (
-    # A dead peer is found by the unacknowledged status report (TCP_USER_TIMEOUT, set from the keepalive timeout); pings go no
-    # more often than any server allows by default, and cost an idle node one wake in five minutes.
-    ("grpc.keepalive_time_ms", 301_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.use_local_subchannel_pool", 1),  # each attempt is fresh: the wait between two is ours alone
-    ("grpc.enable_retries", 0),
-)
 
 _CALL_ENDED = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError)  # how a call tells that it is over
 
@@ -73,22 +66,35 @@ class _Outbox:
 class Sent:
     """What this run of bcd has sent, over all sessions."""
 
+    reports: int = 0
     offers: int = 0
     sections: int = 0
     section_bytes: int = 0
 
     def count(self, message: m.ToGateway) -> None:
         """Counts a message that is about to go."""
-        if isinstance(message, m.InventoryOffer):
+        if isinstance(message, m.StatusReport):
+            self.reports += 1
+        elif isinstance(message, m.InventoryOffer):
             self.offers += 1
         elif isinstance(message, m.Bodies):
             self.sections += len(message.sections)
             self.section_bytes += sum(len(section.data) for section in message.sections)
 
+    def describe(self) -> dict[str, int]:
+        """For `bcd status`."""
+        return {
+            "reports": self.reports,
+            "offers": self.offers,
+            "sections": self.sections,
+            "sectionBytes": self.section_bytes,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class LinkState:
-    """The session for a person: `connecting`, `connected` or `waiting`. `epoch`: the last session's; times are Unix seconds."""
+    """The session for a person: `connecting`, `connected`, `waiting` or `not joined`. `epoch`: the last session's; times are Unix
+    seconds."""
 
     state: str
     since: float
@@ -99,26 +105,26 @@ class LinkState:
 
 
 class Link:
-    """This node's session with its receiver.
+    """This node's session with one of its receivers: of several, the next one with each attempt, a random one first.
 
-    `hello` and `status` are asked for what is true now, at each session and at each report that is due by its interval. `note`
-    is told Welcomed, Answered, CollectAgain, Ordered and Acknowledged, synchronously.
+    `access` is asked for identity and addresses at each attempt (it may raise UserError: then it is asked again soon), `hello`
+    and `status` for what is true now, at each session and at each report that is due by its interval. `note` is told Greeting,
+    Welcomed, Answered, CollectAgain, Ordered, Acknowledged and Close, synchronously.
     """
 
     def __init__(
         self,
-        server: str,
-        node_id: str,
+        access: Callable[[], Access],
         hello: Callable[[], m.Hello],
         status: Callable[[], m.Status],
         note: Callable[[machine.Output], None],
     ) -> None:
         self.machine = machine.State()
-        self.state = LinkState("connecting", time.time(), server)
+        self.state = LinkState("connecting", time.time(), "")
         self.sent = Sent()
         self.clock_difference: float | None = None  # seconds that the receiver's clock was ahead at the last Welcome
-        self._server = server
-        self._metadata = metadata(node_id)
+        self._access = access
+        self._server = ""
         self._hello = hello
         self._status = status
         self._note = note
@@ -138,39 +144,61 @@ class Link:
             elif isinstance(output, machine.Close):
                 self._end = output.end or m.SessionEnd("unspecified", detail="the receiver does not answer")
                 self._ended.set()
+                self._note(output)
             else:
                 self._heed(output)
         self._fed.set()
 
-    def reconnect(self, server: str | None = None) -> None:
-        """Ends the session, or the wait for it, and opens the next one at once; to another server when one is named."""
-        self._server = server or self._server
+    def describe(self) -> dict[str, Any]:
+        """The session for `bcd status`."""
+        return {
+            "session": self.state.state,
+            "server": self.state.server,
+            "sessionSince": status.moment(self.state.since),
+            "sessionError": self.state.error,
+            "nextAttemptAt": status.moment(self.state.next_attempt),
+            "epoch": self.state.epoch,
+            "clockDifference": self.clock_difference,
+            "applied": self.machine.is_applied,
+            "sent": self.sent.describe(),
+        }
+
+    def reconnect(self) -> None:
+        """Ends the session, or the wait for it, and opens the next one at once, with the identity and the servers of then."""
         self._again.set()
         self._ended.set()
 
     async def run(self) -> None:
         """Session after session; ends only when it is cancelled."""
-        failures = 0
+        failures, turn = 0, random.randrange(1 << 16)
         while True:
             self._ended.clear()
             self._again.clear()
             self._end = None
             started = time.monotonic()
-            error = await self._session()
-            failures = 0 if time.monotonic() - started >= STEADY else failures + 1
-            delay = reconnect.delay(self._end, failures, random.random())
-            self._report(error, 0.0 if self._again.is_set() else delay)
+            try:
+                access = self._access()
+            except UserError as error:
+                delay = LOOK
+                self._cannot(error)
+            else:
+                self._server = access.servers[turn % len(access.servers)]
+                turn += 1
+                ending = await self._session(access)
+                failures = 0 if time.monotonic() - started >= STEADY else failures + 1
+                delay = reconnect.delay(self._end, failures, random.random())
+                self._report(_with_clock(ending, access), 0.0 if self._again.is_set() else delay)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay):
                     await self._again.wait()
 
-    async def _session(self) -> str:
+    async def _session(self, access: Access) -> str:
         """One session, from Hello to its end. Returns why it ended, for a person."""
         self._move("connecting", error=self.state.error)
         self._outbox = _Outbox()
-        local = (("grpc.enable_http_proxy", 0),) if is_local(self._server) else ()
-        async with grpc.aio.insecure_channel(self._server, options=_OPTIONS + local) as channel:
-            call = AgentServiceStub(channel).Session(metadata=self._metadata)
+        async with channel.connect(self._server, access) as connection:
+            call = AgentServiceStub(connection).Session(metadata=channel.caller(access))
+            self._note(machine.Greeting(access.node_id))
             self.feed(machine.Opened(self._hello()))
             tasks = [
                 asyncio.create_task(self._read(call)),
@@ -239,6 +267,14 @@ class Link:
             _log.info("session with %s is open, epoch %d", self._server, output.epoch)
         self._note(output)
 
+    def _cannot(self, error: UserError) -> None:
+        """There is nothing to connect with. Logged once per cause."""
+        said = str(error).replace("\n  ", ": ")
+        if said != self.state.error:
+            _log.warning("no session: %s", said)
+        self._server = ""
+        self._move("not joined" if isinstance(error, NotJoined) else "waiting", error=said, next_attempt=time.time() + LOOK)
+
     def _report(self, error: str, delay: float) -> None:
         """Logs the end of a session: a cause that repeats itself once."""
         if error and error != self.state.error:
@@ -248,3 +284,9 @@ class Link:
     def _move(self, state: str, *, epoch: int | None = None, error: str = "", next_attempt: float | None = None) -> None:
         epoch = self.state.epoch if epoch is None else epoch
         self.state = LinkState(state, time.time(), self._server, epoch, error, next_attempt)
+
+
+def _with_clock(error: str, access: Access) -> str:
+    """Why a session ended; first what is wrong with the certificate by our clock, of which the handshake tells nothing."""
+    trouble = access.joined.trouble(time.time()) if access.joined and error else ""
+    return f"{trouble}; {error}" if trouble else error

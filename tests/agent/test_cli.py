@@ -301,11 +301,12 @@ def test_a_second_daemon_on_the_same_directory_is_refused(tmp_path: Path, capsys
 
 
 def test_a_daemon_ends_with_0_on_sigterm_and_leaves_no_child(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "agent.cli", "run", "--host", H100, "--server", f"unix:{tmp_path}/nobody.sock"]
+    argv = [sys.executable, "-m", "agent.cli", "run", "--insecure", "--host", H100, "--server", f"unix:{tmp_path}/nobody.sock"]
     with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as daemon:
         try:
             assert daemon.stderr
             assert "new node identity" in daemon.stderr.readline()
+            assert "--insecure: nothing is encrypted" in daemon.stderr.readline()
             assert " runs as node_" in daemon.stderr.readline()
             started = time.monotonic()
             daemon.terminate()

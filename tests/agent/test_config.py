@@ -48,6 +48,16 @@ def test_each_value_tells_where_it_came_from(tmp_path: Path) -> None:
     assert (found.config.settle, found.config.nvml_library, found.config.log_format) == (120.0, "/x", "json")
 
 
+def test_what_needs_a_restart_is_kept_and_named_when_settings_are_read_again(tmp_path: Path) -> None:
+    old = Config(data_dir=tmp_path, metrics_listen="127.0.0.1:7703")
+    held, later = config.reloaded(old, Config(data_dir=tmp_path / "other", settle=1.0))
+    assert held == Config(data_dir=tmp_path, metrics_listen="127.0.0.1:7703", settle=1.0)
+    assert later == ["data_dir", "metrics.listen"]
+    assert config.reloaded(old, old) == (old, [])
+    with pytest.raises(UserError, match="nothing is encrypted"):  # this server is for who restarts without --insecure
+        config.reloaded(Config(insecure=True), Config(server="10.0.0.1:7443"))
+
+
 def test_every_setting_has_its_own_key_variable_flag_and_help() -> None:
     for names in ([s.key for s in SETTINGS], [s.variable for s in SETTINGS], [s.flag for s in SETTINGS]):
         assert len(set(names)) == len(names)
@@ -79,6 +89,7 @@ def test_the_shipped_file_shows_every_key_and_its_lines_are_the_defaults() -> No
         ("settle = [1]\n", ":1: ", "settle is an array"),
         ('"settle" = 2021-01-01\n', ":1: ", "settle is a date"),
         ('[log]\nformat = "xml"\n', ":2: ", "expected text or json"),
+        ('metrics.listen = "unix:/m"\n', ":1: ", 'expected "host:port"'),
         ("nvml = 3\n", ":1: ", "unknown key 'nvml'"),
         ('[commands]\nallow = ["gpu.reset", "node.fly"]\n', ":2: ", "node.fly: expected some of inventory.refresh, diag.nvml"),
         ('[commands]\nallow = "gpu.reset"\n', ":2: ", "commands.allow is a string; expected a list of strings"),
@@ -111,7 +122,7 @@ def test_what_is_no_toml_or_no_text_names_the_file(tmp_path: Path) -> None:
 
 def test_a_named_file_must_be_there_and_the_default_one_need_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "DEFAULT_FILE", tmp_path / "absent.toml")
-    assert load(None, {}, {}).server == "127.0.0.1:7443"
+    assert load(None, {}, {}) == config.Config()
     with pytest.raises(UserError, match=r"cannot read the configuration .*gone\.toml: No such file"):
         load(tmp_path / "gone.toml", {}, {})
     with pytest.raises(UserError, match=r"gone\.toml"):
@@ -140,16 +151,24 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("server", ["127.0.0.1:7443", "localhost:1", "[::1]:7443", "unix:/run/bc.sock", "127.9.9.9:80"])
-def test_a_server_on_this_machine_needs_no_encryption(tmp_path: Path, server: str) -> None:
-    assert load(write(tmp_path, ""), {}, {"server": server}).server == server
+def test_a_server_on_this_machine_may_be_without_encryption(tmp_path: Path, server: str) -> None:
+    assert load(write(tmp_path, ""), {"BCD_INSECURE": "true"}, {"server": server}).servers == (server,)
 
 
-@pytest.mark.parametrize("server", ["10.0.0.1:7443", "receiver.example:7443", "0.0.0.0:1"])
-def test_another_machine_needs_insecure(tmp_path: Path, server: str) -> None:
+@pytest.mark.parametrize("server", ["10.0.0.1:7443", "receiver.example:7443", "127.0.0.1:1,0.0.0.0:1"])
+def test_another_machine_is_never_reached_without_encryption(tmp_path: Path, server: str) -> None:
     file = write(tmp_path, "")
-    with pytest.raises(UserError, match="not on this machine"):
-        load(file, {}, {"server": server})
-    assert load(file, {"BCD_INSECURE": "true"}, {"server": server}).server == server
+    with pytest.raises(UserError, match=r"is not on this machine and with --insecure nothing is encrypted\n  join it"):
+        load(file, {"BCD_INSECURE": "true"}, {"server": server})
+    assert load(file, {}, {"server": server}).servers == tuple(server.split(","))
+
+
+def test_several_servers_stand_between_commas_and_none_is_what_joining_told(tmp_path: Path) -> None:
+    assert load(write(tmp_path, 'server = "a:1, [::1]:2,unix:/g"'), {}, {}).servers == ("a:1", "[::1]:2", "unix:/g")
+    assert load(write(tmp_path, ""), {}, {}).servers == ()
+    assert load(write(tmp_path, "insecure = true"), {}, {}).servers == ("127.0.0.1:7443",)
+    with pytest.raises(UserError, match=r"'a:1,': expected \"host:port\""):
+        load(write(tmp_path, ""), {}, {"server": "a:1,"})
 
 
 def test_the_local_socket_is_in_the_data_directory_unless_named(tmp_path: Path) -> None:

@@ -10,6 +10,9 @@ from agent.render import Block, draw, plain, section_blocks, since_words, size_w
 
 STATUS = {
     "nodeId": "node_1",
+    "joined": True,
+    "identityError": "",
+    "certificate": {"notAfter": "2026-03-31T12:00:00Z", "remaining": 0.75, "renewalError": ""},
     "bootId": "boot-1",
     "version": "0.1.0",
     "pid": 7,

@@ -112,9 +112,9 @@ class Bench:
     def run(self, test: Callable[[Run], Awaitable[None]], script: Callable[[Stream], Awaitable[None]] = accept) -> None:
         async def work() -> None:
             async with FakeGateway(self.path / "g.sock", script) as gateway:
-                config = replace(self.config, server=gateway.target)
+                config = replace(self.config, server=gateway.target, insecure=True)
                 notifier = Notifier(self.environ)
-                daemon = Daemon(config, self.host, "node_1", notifier, self.reload or (lambda: config))
+                daemon = Daemon(config, self.host, notifier, self.reload or (lambda: config))
                 ended = asyncio.create_task(daemon.run())
                 await until(lambda: config.socket_path.exists() or ended.done())
                 try:
@@ -154,7 +154,7 @@ def test_the_first_start_collects_everything_and_the_receiver_gets_it(bench: Ben
         status = await run.applied()
         assert run.collector.asked == [tuple(sorted(SECTIONS))]
         assert [(o.trigger, o.boot_id, len(o.sections)) for o in run.offers()] == [("first", "boot-1", 8)]
-        assert (status["nodeId"], status["digest"]) == ("node_1", run.offers()[0].digest)
+        assert (status["nodeId"], status["digest"]) == (run.gateway.streams[0].node_id, run.offers()[0].digest)
 
     bench.run(test)
 
@@ -447,7 +447,7 @@ def test_reload_takes_new_settings_and_keeps_the_old_ones_when_one_is_wrong(
         async with FakeGateway(bench.path / "other.sock", accept) as other:
             answers[:] = [
                 UserError("bcd.toml:3: unknown key"),
-                replace(run.config, server=other.target, image_dir="/images", collect_limit=7.0),
+                replace(run.config, server=other.target, image_dir="/images", collect_limit=7.0, data_dir=Path("/elsewhere")),
             ]
             os.kill(os.getpid(), signal.SIGHUP)
             await until(lambda: len(answers) == 1)
@@ -459,6 +459,7 @@ def test_reload_takes_new_settings_and_keeps_the_old_ones_when_one_is_wrong(
 
     bench.run(test)
     assert "the configuration is not reloaded: bcd.toml:3: unknown key" in caplog.text
+    assert "of another value from the next start on only: data_dir" in caplog.text
 
 
 def test_rescans_when_its_interval_is_over(bench: Bench) -> None:
@@ -506,7 +507,8 @@ def test_the_service_manager_hears_ready_without_a_receiver_and_the_watchdog_is_
 
 
 def test_the_daemon_imports_nothing_heavy() -> None:
-    code = "import sys, agent.service; print(sorted({'pynvml','rich','psutil','sqlalchemy','yaml'} & set(sys.modules)))"
+    heavy = "'cryptography', 'pynvml', 'rich', 'psutil', 'sqlalchemy', 'yaml'"
+    code = f"import sys, agent.service; print(sorted({{{heavy}}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

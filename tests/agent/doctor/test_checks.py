@@ -14,10 +14,11 @@ from agent.conditions.facts import Manager
 from agent.conditions.reboot import Waiting
 from agent.config import Config
 from agent.doctor import checks, gpus
-from agent.doctor.found import DataDir, Found, Place
+from agent.doctor.found import DataDir, Found, Member, Place, Reached
 from agent.doctor.line import FAIL, NOT_APPLICABLE, PASS, UNKNOWN, WARNING, Line
 from agent.fault_store import Stored
 from agent.faults import Ledger
+from agent.identity import Certificate, Identity
 from agent.kernel_log import Look
 from agent.sections import Failed
 
@@ -193,9 +194,57 @@ def test_a_node_has_a_network_port(section: Any, expected: str) -> None:
     assert verdict(checks.nics, found(*([section] if section else []))) == expected
 
 
-@pytest.mark.parametrize(("told", "expected"), [(None, NOT_APPLICABLE), ("", PASS), ("Connection refused", FAIL)])
-def test_a_receiver_that_cannot_be_reached_is_a_failure(told: str | None, expected: str) -> None:
-    assert verdict(checks.receiver, found(receiver=told)) == expected
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (None, [NOT_APPLICABLE]),
+        ((), [NOT_APPLICABLE]),
+        ((Reached("gw-1:7443", tls=True), Reached("gw-2:7443", "Connection refused", "see that it runs")), [PASS, FAIL]),
+    ],
+)
+def test_a_receiver_that_cannot_be_reached_is_a_failure(told: tuple[Reached, ...] | None, expected: list[str]) -> None:
+    assert [line.verdict for line in checks.receiver(found(receivers=told))] == expected
+
+
+DAY = 86400.0
+JOINED = Identity("node_1", Certificate("gw:7443", "c", "k", "a", 0.0, 30 * DAY))
+
+
+@pytest.mark.parametrize(
+    ("member", "expected", "text"),
+    [
+        (Member(), WARNING, "this node has not joined"),
+        (Member(Identity("node_1")), WARNING, "this node has not joined"),
+        (Member(error="/var/lib/bcd may not be entered by this user"), UNKNOWN, "/var/lib/bcd may not be entered by this user"),
+        (Member(error="identity.json is damaged\n  restore it"), FAIL, "identity.json is damaged"),
+        (Member(JOINED, now=DAY), PASS, "node_1, 29 d 0 h left of 30 d 0 h"),
+        (Member(JOINED, now=26.9 * DAY), PASS, "node_1, 3 d 2 h left of 30 d 0 h"),
+        (Member(JOINED, now=27.1 * DAY), WARNING, "node_1, 2 d 21 h left of 30 d 0 h"),
+        (Member(JOINED, now=30 * DAY), FAIL, "node_1: the certificate expired on 1970-01-31T00:00:00Z"),
+        (
+            Member(JOINED, now=-1.0),
+            FAIL,
+            "node_1: by this machine's clock, 1969-12-31T23:59:59Z, the certificate is not valid yet",
+        ),
+    ],
+)
+def test_the_certificate_warns_below_a_tenth_of_its_life_and_fails_when_it_is_over(
+    member: Member, expected: str, text: str
+) -> None:
+    line = only(checks.certificate, found(data_dir=OPEN, member=member))
+    assert (line.verdict, line.text) == (expected, text)
+
+
+def test_a_renewal_that_fails_is_a_warning_long_before() -> None:
+    daemon = RUNNING | {"certificate": {"renewalError": "bcd: renew: the receiver gw:7443 cannot be reached"}}
+    line = only(checks.certificate, found(data_dir=OPEN, member=Member(JOINED, now=DAY), daemon=daemon))
+    assert (line.verdict, line.todo) == (WARNING, "bcd renew says why it is not renewed")
+    assert line.text.endswith("; renewing it failed: bcd: renew: the receiver gw:7443 cannot be reached")
+
+
+def test_with_insecure_there_is_no_certificate() -> None:
+    place = Place(Config(insecure=True), data_dir=Path("/var/lib/bcd"))
+    assert verdict(checks.certificate, found(place=place, data_dir=OPEN)) == NOT_APPLICABLE
 
 
 @pytest.mark.parametrize(

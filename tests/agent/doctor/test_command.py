@@ -115,7 +115,18 @@ def test_while_a_daemon_runs_its_session_and_its_ledger_are_told(tmp_path: Path)
 
     async def run() -> dict[str, Any]:
         async with FakeGateway(tmp_path / "gateway.sock", ahead) as gateway:
-            common = [sys.executable, "-m", "agent.cli", "--host", str(host), "--data-dir", str(data), "--server", gateway.target]
+            common = [
+                sys.executable,
+                "-m",
+                "agent.cli",
+                "--host",
+                str(host),
+                "--data-dir",
+                str(data),
+                "--server",
+                gateway.target,
+                "--insecure",
+            ]
             with subprocess.Popen([*common, "run"], stderr=subprocess.DEVNULL) as daemon:
                 try:
                     await until(lambda: gateway.streams and "status_report" in gateway.streams[0].kinds(), 30)

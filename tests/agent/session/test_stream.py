@@ -11,6 +11,7 @@ from bettercompute.contract.sections import digest, section_hash
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from agent.identity import Access
 from agent.sections import Section
 from agent.session import machine
 from agent.session import messages as m
@@ -19,6 +20,10 @@ from tests.agent.session.fake_gateway import FakeGateway, Script, Stream, until
 
 CPU, OS = Section("cpu", b"c" * 2500), Section("os", b"")
 INVENTORY = m.InventoryOffer(digest({"cpu": CPU.hash, "os": OS.hash}), (CPU, OS), (), 100.0, "boot-1", "first")
+
+
+def plain(*servers: str) -> Access:
+    return Access("node_1", servers, None)
 
 
 def hello() -> m.Hello:
@@ -35,7 +40,7 @@ def talk(path: Path, done: Callable[[FakeGateway, Link], object], *scripts: Scri
     async def work() -> Link:
         notes: list[machine.Output] = []
         async with FakeGateway(path / "g.sock", *scripts) as gateway:
-            link = Link(gateway.target, "node_1", hello, status, notes.append)
+            link = Link(lambda: plain(gateway.target), hello, status, notes.append)
             link.notes = notes  # type: ignore[attr-defined]
             for event in (machine.InventoryChanged(INVENTORY), machine.StatusChanged(status()), *feed):
                 link.feed(event)
@@ -92,7 +97,7 @@ def test_says_who_it_is_reports_and_offers_and_sends_what_is_wanted(tmp_path: Pa
     link = talk(tmp_path, lambda gateway, link: link.machine.is_applied, script)
     assert section_hash(got["cpu"]) == CPU.hash
     assert (link.sent.offers, link.sent.sections, link.sent.section_bytes) == (1, 1, 2500)
-    assert link.notes[0] == machine.Welcomed(5)  # type: ignore[attr-defined]
+    assert link.notes[:2] == [machine.Greeting("node_1"), machine.Welcomed(5)]  # type: ignore[attr-defined]
 
 
 def test_a_status_report_does_not_wait_for_the_sections_behind_it(tmp_path: Path) -> None:
@@ -157,7 +162,7 @@ def test_comes_back_when_the_gateway_refuses_before_hello(tmp_path: Path) -> Non
 
 def test_connects_when_the_receiver_appears_later(tmp_path: Path) -> None:
     async def work() -> None:
-        link = Link(f"unix:{tmp_path}/g.sock", "node_1", hello, status, lambda note: None)
+        link = Link(lambda: plain(f"unix:{tmp_path}/g.sock"), hello, status, lambda note: None)
         running = asyncio.create_task(link.run())
         await until(lambda: link.state.state == "waiting")
         assert "UNAVAILABLE" in link.state.error
@@ -226,7 +231,7 @@ def test_our_own_bug_is_loud(tmp_path: Path) -> None:
             raise ZeroDivisionError
 
         async with FakeGateway(tmp_path / "g.sock", stay) as gateway:
-            await asyncio.wait_for(Link(gateway.target, "node_1", hello, status, bug).run(), 10)
+            await asyncio.wait_for(Link(lambda: plain(gateway.target), hello, status, bug).run(), 10)
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(work())
@@ -248,7 +253,7 @@ def test_a_report_that_is_due_says_what_is_true_now_and_a_bug_in_it_is_loud(tmp_
 
     async def work() -> None:
         async with FakeGateway(tmp_path / "g.sock", script) as gateway:
-            await asyncio.wait_for(Link(gateway.target, "node_1", hello, now, lambda note: None).run(), 10)
+            await asyncio.wait_for(Link(lambda: plain(gateway.target), hello, now, lambda note: None).run(), 10)
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(work())
