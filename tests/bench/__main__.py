@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import Row, applies, collection, idle, reading, repairs, xid
+from tests.bench import Row, applies, collection, idle, reading, repairs, sessions, xid
 
 BENCHES: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
     "collection": lambda options: collection.rows(),
@@ -16,6 +16,11 @@ BENCHES: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
     "reading": lambda options: reading.rows(),
     "repairs": lambda options: repairs.rows(),
     "xid": lambda options: xid.rows(options.megabytes),
+    "messages": lambda options: sessions.messages(),
+    "first-contact": lambda options: sessions.first_contact(),
+    "faults": lambda options: sessions.faults(),
+    "full": lambda options: sessions.full(),
+    "sessions": lambda options: sessions.rows(options.nodes, options.seconds),
 }
 
 
@@ -27,6 +32,8 @@ def main() -> None:
     parser.add_argument(
         "--megabytes", type=int, default=256, help="size of the log that bcd xid reads (default 256; the aim: 1024)"
     )
+    parser.add_argument("--nodes", type=int, default=15_000, help="how many sessions a receiver is given (default 15000)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long their heartbeats are watched (default 60)")
     arguments = parser.parse_args()
     table = Table("what", "figure", "floor", "ratio", "aim", "", title="benchmarks")
     try:

@@ -1,0 +1,229 @@
+"""A whole fleet's sessions with one receiver, beside an empty grpc.aio servicer that is asked for the same by the same players.
+
+Players, receiver and Postgres share this machine. `nodes`: how many sessions; the aims are for 15,000.
+"""
+
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Self
+
+import psycopg
+from bettercompute.contract.sections import section_hash
+
+from receiver.store import database as db
+from tests.bench import Row
+from tests.bench.fleet import own, recorded
+from tests.bench.fleet_world import SETTLE, World, cpu, rss, statements
+from tests.end_to_end.processes import Process
+
+HEARTBEAT = 30.0  # seconds
+LATE = 3.0  # seconds that a heartbeat may be late: bcd's jitter, and one second until what was seen is written
+FAILING = 1_500
+
+_MISSED = "SELECT count(*) FROM nodes WHERE connected AND last_seen < now() - make_interval(secs => %s)"
+_QUARANTINED = """
+SELECT node_id, seq FROM events
+WHERE seq > %s - 10000 AND type = 'node.condition.changed' AND payload ->> 'condition' = 'Xid79' AND payload ->> 'status' = 'true'
+"""
+
+
+def rows(nodes: int, seconds: float) -> Iterator[Row]:
+    """Sessions with certificates: memory, heartbeats, faults, a receiver that is killed."""
+    with tempfile.TemporaryDirectory(prefix="bc-") as directory, World(Path(directory)) as world:
+        floor = _held(world, *world.empty(), nodes, seconds)
+        receiver, target = world.receiver("--database-connections", "4")
+        told = _held(world, receiver, target, nodes, seconds)
+        yield Row("sessions held", told.connected, "", "asked for", float(nodes), 1.0, at_least=True, note="mTLS")
+        yield Row("time to connect them", told.connecting, "s", "empty servicer", floor.connecting, None)
+        yield Row("memory a session beyond an empty servicer's", told.memory - floor.memory, "KiB", "the limit", 20.0, 1.0)
+        yield Row("heartbeats missed", float(told.missed), "", "", None, None, note=f"{seconds:g} s at {HEARTBEAT:g} s")
+        yield Row("round trip at a session, p99", 1000 * told.trip, "ms", "empty servicer", 1000 * floor.trip, None)
+        yield Row("CPU of heartbeats", told.cpu, "s", "empty servicer", floor.cpu, 1.1, note=f"{nodes / HEARTBEAT:.0f} a second")
+        yield Row("SQL of heartbeats that change nothing", float(told.statements), "transactions", "", None, None, note=_BEATS)
+        yield from _killed(world, receiver, target, nodes)
+
+
+_BEATS = "one a second writes last_seen of all, one in two looks for commands"
+
+
+class _Told:
+    """What was measured at one servicer."""
+
+    connecting = connected = memory = trip = cpu = missed = statements = 0.0
+
+
+def _held(world: World, process: Process, target: str, nodes: int, seconds: float) -> _Told:
+    told, before = _Told(), rss(process.pid)
+    players = world.play(target, nodes, interval=HEARTBEAT)
+    connected = players.do("connect")
+    told.connecting, told.connected = connected["seconds"], float(connected["welcomed"])
+    time.sleep(SETTLE)
+    told.memory = 1024 * (rss(process.pid) - before) / nodes
+    with statements(world.tx) as counted:
+        began = cpu(process.pid)
+        players.do("live", seconds=seconds, probes=0)
+        told.cpu = cpu(process.pid) - began
+    told.statements = float(counted[0])
+    told.trip = players.do("live", seconds=min(seconds, 20.0))["p99"]
+    told.missed = float(world.tx.execute(_MISSED, [HEARTBEAT * 1.05 + LATE]).fetchone()[0])  # type: ignore[index]
+    if process.name.startswith("empty"):
+        players.popen.kill()
+        process.kill()
+    return told
+
+
+def _killed(world: World, receiver: Process, target: str, nodes: int) -> Iterator[Row]:
+    """The receiver is killed under all sessions, and started again at once."""
+    players = world.players[-1]
+    players.begin("back", seconds=180)
+    receiver.kill()
+    receiver.start()
+    back = players.ended()
+    yield Row("sessions back after a kill", float(back["welcomed"]), "", "before", float(nodes), 1.0, at_least=True)
+    yield Row("until 99 % are back", back["p99"], "s", "the limit", 60.0, 1.0, note="200 sessions a second are let in (B11)")
+    yield Row("until the last is back", back["last"], "s", "the limit", 90.0, 1.0)
+    busy = world.tx.execute("SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'").fetchone()
+    yield Row("Postgres connections then", float(busy[0]), "", "", None, None)  # type: ignore[index]
+
+
+def messages(seconds: float = 10.0, streams: int = 32) -> Iterator[Row]:
+    """CPU of a heartbeat that changes nothing, when as many come as can be taken."""
+    with tempfile.TemporaryDirectory(prefix="bc-") as directory, World(Path(directory)) as world:
+        spent = []
+        for process, target in (world.empty(), world.receiver(module="tests.bench.unlimited_receiver")):
+            players = world.play(target, streams, interval=1e6)
+            players.do("connect")
+            players.do("saturate", seconds=2.0)
+            began = cpu(process.pid)
+            with statements(world.tx) as counted:
+                sent = players.do("saturate", seconds=seconds)
+            spent.append(1e6 * (cpu(process.pid) - began) / sent["sent"])
+            players.popen.kill()
+        note = f"{streams} streams"
+        yield Row("CPU a heartbeat, saturated", spent[1], "us", "empty servicer", spent[0], 1.5, note=note)
+        yield Row("SQL meanwhile", float(counted[0]), "transactions", "", None, None, note=_BEATS)
+
+
+def first_contact(nodes: int = 2_000) -> Iterator[Row]:
+    """A whole fleet that was never seen: applies a second, with sessions open and with the set-up of TLS included."""
+    with tempfile.TemporaryDirectory(prefix="bc-") as directory, World(Path(directory)) as world:
+        floor = _floor(world, nodes)
+        _, target = world.receiver("--database-connections", "8")
+        players = world.play(target, nodes)
+        connecting = players.do("connect")["seconds"]
+        applying = players.do("offer", atOnce=64)["seconds"]
+        name = "one load + one write of the same bytes"
+        yield Row("first contact, sessions open", nodes / applying, "/s", name, floor, 0.4, at_least=True)
+        yield Row("first contact with TLS set-up", nodes / (connecting + applying), "/s", name, floor, 0.15, at_least=True)
+
+
+def _floor(world: World, nodes: int) -> float:
+    """One load and one write a node, of the bytes that its first offer brings, by eight connections: a second."""
+    world.tx.execute("CREATE TABLE floor (hash text PRIMARY KEY, body bytea NOT NULL)")
+    first = recorded()
+    work = [own(first, number) for number in range(nodes)]
+
+    def run(share: list[dict[str, bytes]]) -> None:
+        with psycopg.connect(world.url) as tx:
+            for bodies in share:
+                tx.execute(_LOAD, [list(bodies)], prepare=True).fetchone()
+                tx.execute(_WRITE, [[section_hash(one) for one in bodies.values()], list(bodies.values())], prepare=True)
+                tx.commit()
+
+    with ThreadPoolExecutor(8) as pool:
+        began = time.perf_counter()
+        list(pool.map(run, [work[place::8] for place in range(8)]))
+        return nodes / (time.perf_counter() - began)
+
+
+_LOAD = "SELECT count(*), (SELECT array_agg(body) FROM floor WHERE hash = ANY(%s::text[])) FROM nodes WHERE id = 'none'"
+_WRITE = "INSERT INTO floor (hash, body) SELECT * FROM unnest(%s::text[], %s::bytea[]) ON CONFLICT DO NOTHING"
+
+
+def full(files: int = 1_000, reserve: int = 500) -> Iterator[Row]:
+    """A receiver that may open few files: it takes so many sessions less a reserve, and refuses the next one clearly."""
+    with tempfile.TemporaryDirectory(prefix="bc-") as directory, World(Path(directory)) as world:
+        receiver, target = world.receiver(files=files)
+        there = world.play(target, files - reserve)
+        yield Row(
+            "sessions with few files", there.do("connect")["welcomed"], "", "files less 500", files - reserve, 1.0, at_least=True
+        )
+        more = world.play(target, 20, first=files).do("connect", seconds=5)
+        yield Row("sessions beyond them", more["welcomed"], "", "", None, None, note=str(more["refused"]))
+        receiver.running()
+
+
+def faults(nodes: int = FAILING) -> Iterator[Row]:
+    """From an XID's report to the committed quarantine: all nodes within a second, and 2.5 a second."""
+    with tempfile.TemporaryDirectory(prefix="bc-") as directory, World(Path(directory)) as world:
+        _, target = world.receiver()
+        storm = world.play(target, nodes)
+        calm = world.play(target, 100, first=nodes)
+        for players in (storm, calm):
+            players.do("connect")
+            players.do("offer")
+        with _Watch(world.url) as watch:
+            calm_sent = calm.do("fail", nodes=100, within=40.0)["sent"]
+            calmly = watch.latency(calm_sent)
+            commit = _commit(world)
+            yield Row("XID to quarantine, p99", calmly, "ms", "one raw commit, p99", commit, 5.0, note="2.5 a second")
+            storm_sent = storm.do("fail", nodes=nodes, within=1.0)["sent"]
+            note = f"all of {nodes:,} nodes within 1 s"
+            yield Row("XID to quarantine, p99", watch.latency(storm_sent), "ms", "the limit", 2000.0, 1.0, note=note)
+        missing, others = world.differ([*storm.do("expected")["conditions"], *calm.do("expected")["conditions"]])
+        yield Row("conditions that the nodes caused, and are not there", float(missing), "", "", None, None)
+        yield Row("conditions that are there, and nobody caused", float(others), "", "", None, None)
+
+
+class _Watch:
+    """When the events of Xid 79 were committed, as somebody learns who listens."""
+
+    def __init__(self, url: str) -> None:
+        self.tx: db.Connection = psycopg.connect(url, autocommit=True)
+        self.tx.execute("LISTEN bc_events")
+        self.at: dict[str, float] = {}
+        self.seq = 0
+        self.stop = threading.Event()
+        self.thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        self.thread.join()
+        self.tx.close()
+
+    def _run(self) -> None:
+        while not self.stop.is_set():
+            if not list(self.tx.notifies(timeout=0.5, stop_after=1)):
+                continue
+            now = time.time()
+            for node, seq in self.tx.execute(_QUARANTINED, [self.seq]):
+                self.at.setdefault(node, now)
+                self.seq = max(self.seq, seq)
+
+    def latency(self, sent: dict[str, float]) -> float:
+        """Milliseconds from report to commit, the 99th percentile; waits until all are there, at most a minute."""
+        end = time.monotonic() + 60
+        while sent.keys() - self.at.keys() and time.monotonic() < end:
+            time.sleep(0.2)
+        late = sorted(1000 * (self.at.get(node, when + 60) - when) for node, when in sent.items())
+        return late[min(len(late) - 1, int(0.99 * len(late)))]
+
+
+def _commit(world: World) -> float:
+    """A transaction of one row, a hundred times: milliseconds, the 99th percentile."""
+    world.tx.execute("CREATE TABLE IF NOT EXISTS floor (at timestamptz)")
+    took = []
+    for _ in range(100):
+        began = time.perf_counter()
+        world.tx.execute("INSERT INTO floor VALUES (now())")
+        took.append(1000 * (time.perf_counter() - began))
+        time.sleep(0.02)
+    return sorted(took)[98]
