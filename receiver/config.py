@@ -95,7 +95,7 @@ class Config:
     )
     database_migrate: bool = _row("database.migrate", FLAG, "false", "Run migrations at start; an embedded Postgres always is.")
     data_dir: str = _row("data_dir", PATH, "/var/lib/bc-receiver", "Where the embedded Postgres lives (mode 0700).")
-    listen_join: str = _row("listen.join", TARGET, "127.0.0.1:7442", "Where nodes join: HOST:PORT.")
+    listen_join: str = _row("listen.join", TARGET, "127.0.0.1:7442", "Where nodes join, and a load balancer asks for health.")
     listen_session: str = _row(
         "listen.session", TARGET, "127.0.0.1:7443", "Where nodes report, with their certificates: HOST:PORT."
     )
@@ -113,7 +113,8 @@ class Config:
         "insecure",
         FLAG,
         "false",
-        "No certificates and no tokens: nodes and callers are taken at their word. To try things out on one machine.",
+        "No certificates and no tokens: nodes and callers are taken at their word. To try things out on one machine, which is "
+        "also all that can reach it.",
     )
     tls_dir: str = _row("tls.dir", OPTIONAL_PATH, "", "Where `init` puts both CAs. Empty: tls in data_dir.")
     tls_names: tuple[str, ...] = _row(
@@ -187,8 +188,18 @@ class Config:
         "",
         "A table of GPU names in place of this version's: gpu_models.json with newer parts and a higher version.",
     )
+    webhook_url: str = _row("webhook.url", TEXT, "", "Where all events are told to: https://HOST/PATH. Empty: nowhere.")
+    webhook_secret_file: str = _row(
+        "webhook.secretFile",
+        OPTIONAL_PATH,
+        "",
+        "A file with the secret that signs them; several, one a line, while it is rotated.",
+    )
+    webhook_ca: str = _row(
+        "webhook.ca", OPTIONAL_PATH, "", "The CAs that the endpoint's certificate may be of (PEM). Empty: the system's."
+    )
     metrics_listen: str = _row(
-        "metrics.listen", OPTIONAL_TARGET, "127.0.0.1:7702", "Where Prometheus asks: HOST:PORT. Empty: nowhere."
+        "metrics.listen", OPTIONAL_TARGET, "127.0.0.1:7702", "Where Prometheus asks, in the clear: HOST:PORT. Empty: nowhere."
     )
     drain: float = _row("drain", DURATION, "10s", "How long open calls may take to end on SIGTERM.")
     log_format: str = _row("log.format", FORMAT, "text", "How events are logged to stderr: text or json, one a line.")
@@ -214,14 +225,16 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]
 
 
 def check_listeners(config: Config) -> None:
-    """Raises ReceiverError when a listener can be reached from elsewhere and `insecure` does not allow it."""
+    """Raises ReceiverError when a listener of an insecure receiver can be reached from elsewhere."""
+    if not config.insecure:
+        return
     for setting in (_BY_KEY["listen.session"], _BY_KEY["listen.api"], _BY_KEY["metrics.listen"]):
         target = getattr(config, setting.name)
-        if target and not config.insecure and not is_local(target):
+        if target and not is_local(target):
             raise ReceiverError(
                 f"listen on {target}",
-                "nothing on this connection is encrypted or authenticated, and it is not loopback",
-                f"give {setting.flag} a loopback address or unix:/PATH, or accept that with --insecure",
+                "with --insecure nothing on this connection is encrypted or authenticated, and it is not loopback",
+                f"give {setting.flag} a loopback address or unix:/PATH, or leave out --insecure",
             )
 
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from bettercompute.contract import gpu_models
 
-from receiver import metrics
+from receiver import metrics, webhook
+from receiver.addresses import session_addresses
 from receiver.apply.command import CHANNEL as COMMAND_CHANNEL
 from receiver.apply.hygiene import GAP
 from receiver.apply.session import CHANNEL as SESSION_CHANNEL
@@ -26,6 +27,7 @@ from receiver.config import Config, check_listeners
 from receiver.errors import DatabaseError, ReceiverError
 from receiver.gateway.heartbeat import beat, beat_forever
 from receiver.gateway.jobs import Jobs
+from receiver.gateway.join import JOIN_SERVICE, Joins
 from receiver.gateway.listener import Listener
 from receiver.gateway.registry import Registry
 from receiver.gateway.replanning import replan_forever
@@ -40,6 +42,7 @@ from receiver.read.queries import open_engine
 from receiver.singletons import Singletons, set_within
 from receiver.store import database, embedded
 from receiver.store.embedded import EmbeddedPostgres
+from receiver.tls import Identity, open_identity
 
 LOG = logging.getLogger("receiver")
 FLUSH = 0.2  # seconds for last words to go out
@@ -89,19 +92,25 @@ def serve(config: Config) -> None:
     """Runs the receiver until SIGTERM or SIGINT. Raises ReceiverError for what a person has to mend."""
     check_listeners(config)
     use_models(config.models)
+    webhook.opened(config)  # what is wrong with it is said before anything starts
+    identity = open_identity(config)
+    if identity is None:
+        LOG.warning("insecure: nothing is encrypted, and nodes and callers are taken at their word")
     with database_of(config) as (url, server):
-        asyncio.run(_serve(config, url, server))
+        asyncio.run(_serve(config, url, server, identity))
 
 
-async def _serve(config: Config, url: str, server: EmbeddedPostgres | None) -> None:
+async def _serve(config: Config, url: str, server: EmbeddedPostgres | None, identity: Identity | None) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    receiver = Receiver(config, url)
+    receiver = Receiver(config, url, identity)
     try:
         await receiver.start()
-        LOG.info("ready", extra={"session": config.listen_session, "api": config.listen_api, "database": database.shown(url)})
+        listens = {"join": config.listen_join} if identity else {}
+        listens |= {"session": config.listen_session, "api": config.listen_api}
+        LOG.info("ready", extra={**listens, "database": database.shown(url)})
         notify_systemd("READY=1")
         while not await set_within(stop, LOOK_EVERY):
             receiver.check()
@@ -116,10 +125,14 @@ async def _serve(config: Config, url: str, server: EmbeddedPostgres | None) -> N
 
 
 class Receiver:
-    """One receiver over one database: its two listeners and its tasks. `start`, then `stop`, in one event loop."""
+    """One receiver over one database: its listeners and its tasks. `start`, then `stop`, in one event loop."""
 
-    def __init__(self, config: Config, url: str) -> None:
+    def __init__(self, config: Config, url: str, identity: Identity | None) -> None:
+        """`identity`: None for an insecure receiver, and for no other."""
+        if (identity is None) is not config.insecure:
+            raise ValueError("a receiver has its certificates, or is insecure")
         self.config = config
+        self.identity = identity
         size = config.database_connections
         self.pool = database.open_pool(url, size, dry_run=config.dry_run)
         self.engine = open_engine(url, size)
@@ -145,10 +158,7 @@ class Receiver:
 
     async def start(self) -> None:
         """Listens. Raises ReceiverError when an address cannot be had; `stop` is to be called then too."""
-        nodes, callers = Server(self.config.listen_session), Server(self.config.listen_api)
-        self.servers = [nodes, callers]
-        nodes.add_sessions(Sessions(self.registry, self.jobs, self.config.status_interval, self.config.insecure))
-        callers.add_services(self.api.services())
+        self.servers = [*self._for_nodes(), self._for_callers()]
         for server in self.servers:
             await server.start()
         if self.config.metrics_listen:
@@ -158,18 +168,45 @@ class Receiver:
             "replanning": replan_forever(self.jobs),
             "singletons": self.singletons.run_forever(),
         }
+        if self.identity:
+            chores["certificates"] = self.identity.watch()
         self.chores = [asyncio.create_task(work, name=name) for name, work in chores.items()]
         handlers = {
             SESSION_CHANNEL: self.jobs.session_began,
             DISBELIEVED: self.jobs.session_disbelieved,
             COMMAND_CHANNEL: self.registry.queued,
-            EVENTS_CHANNEL: lambda _: self._wake(),
             **self.singletons.channels,
+            EVENTS_CHANNEL: self._told,
         }
         self.listener = Listener(self.url, handlers, self._look_again)
 
-    def _wake(self) -> None:
+    def _for_nodes(self) -> list[Server]:
+        """Where they report, and where they join: nowhere on an insecure receiver."""
+        config, identity = self.config, self.identity
+        nodes = Server(config.listen_session, identity.credentials(of_nodes=True) if identity else None)
+        nodes.add_sessions(Sessions(self.registry, self.jobs, config.status_interval, config.insecure))
+        if identity is None:
+            return [nodes]
+        life = timedelta(seconds=config.tls_node_life)
+        joins = Joins(self.jobs, identity, life, session_addresses(config))
+        joins.add_renewals_to(nodes.grpc)
+        joining = Server(config.listen_join, identity.credentials(of_nodes=False))
+        joining.add_services({JOIN_SERVICE: joins.add_to})
+        return [nodes, joining]
+
+    def _for_callers(self) -> Server:
+        """On a unix socket nothing is encrypted: a token is asked for there too."""
+        target = self.config.listen_api
+        identity = None if target.startswith("unix:") else self.identity
+        callers = Server(target, identity.credentials(of_nodes=False) if identity else None)
+        callers.add_services(self.api.services())
+        return callers
+
+    def _told(self, payload: str) -> None:
+        """An event is in the log: for who watches, and for the webhook."""
         self._spawn(self._notify())
+        if wake := self.singletons.channels.get(EVENTS_CHANNEL):
+            wake(payload)
 
     async def _notify(self) -> None:
         async with self.woken:

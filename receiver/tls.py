@@ -82,6 +82,11 @@ class Material:
     stamps: tuple[_Stamp, ...]
 
 
+def open_identity(config: Config) -> "Identity | None":
+    """This receiver's identity; None when it runs with `insecure`. Raises ReceiverError."""
+    return None if config.insecure else Identity(config)
+
+
 class Identity:
     """Who this receiver is to nodes and callers, and by whom nodes are signed: `material`, always whole."""
 

@@ -57,6 +57,7 @@ class FakeDaemon:
     boot_id: str = field(default_factory=lambda: secrets.token_hex(16))
     protocol_version: str = "0.3"
     daemon_version: str = "0.1.0"
+    credentials: grpc.ChannelCredentials | None = None  # of a node that has joined; None: nothing is encrypted
     chunk: int = CHUNK
     epoch: int | None = None
     seq: int = 0
@@ -79,8 +80,12 @@ class FakeDaemon:
 
     async def open(self, metadata: tuple[tuple[str, str], ...] | None = None) -> None:
         """Opens the stream and says nothing."""
-        self.channel = grpc.aio.insecure_channel(self.target)
-        given = (("bc-node-id", self.node_id),) if metadata is None else metadata
+        if self.credentials is None:
+            self.channel = grpc.aio.insecure_channel(self.target)
+        else:
+            self.channel = grpc.aio.secure_channel(self.target, self.credentials)
+        named = (("bc-node-id", self.node_id),) if self.credentials is None else ()
+        given = named if metadata is None else metadata
         self.call = session_pb2_grpc.AgentServiceStub(self.channel).Session(metadata=given)
 
     async def connect(self, *drivers: pb.Driver) -> pb.Welcome:

@@ -1,4 +1,8 @@
-"""The gRPC servers: the one that nodes report to, and the one that `better-compute api` asks; health on both."""
+"""The gRPC servers: where nodes join, where they report, and where `better-compute api` asks; health on each.
+
+A load balancer has no client certificate: it asks for health where nodes join, or where callers ask, which start and stop with
+the listener of sessions.
+"""
 
 import socket
 from collections.abc import Callable, Mapping
@@ -22,6 +26,7 @@ OPTIONS = {
     "grpc.keepalive_timeout_ms": 20_000,
     "grpc.keepalive_permit_without_calls": 1,
     "grpc.http2.min_ping_interval_without_data_ms": 10_000,
+    "grpc.server_handshake_timeout_ms": 10_000,  # who connects and says nothing is sent away
     "grpc.so_reuseport": 0,  # a second receiver on the same port is an error, not a silent half of the nodes
 }
 
@@ -29,8 +34,10 @@ OPTIONS = {
 class Server:
     """One listener with health; `services` are the full names that health and reflection tell of."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, credentials: grpc.ServerCredentials | None = None) -> None:
+        """`credentials`: None where nothing is encrypted."""
         self.target = target
+        self.credentials = credentials
         self.grpc = grpc.aio.server(options=list(OPTIONS.items()))
         self.health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.grpc)
@@ -58,7 +65,10 @@ class Server:
         if self.target.startswith("unix:") and _is_answered(self.target.removeprefix("unix:")):
             raise ReceiverError(f"listen on {self.target}", "another process listens there", "give this one another path")
         try:
-            self.grpc.add_insecure_port(self.target)
+            if self.credentials is None:
+                self.grpc.add_insecure_port(self.target)
+            else:
+                self.grpc.add_secure_port(self.target, self.credentials)
         except RuntimeError as error:
             hint = "is another receiver there, and does the directory of a unix socket exist?"
             raise ReceiverError(f"listen on {self.target}", "the address cannot be bound", hint) from error

@@ -19,6 +19,7 @@ from receiver.operate import tokens
 from receiver.read.tokens import ADMIN
 from receiver.service import Receiver
 from receiver.store.tokens import add_api
+from receiver.tls import open_identity
 from tests.fake_daemon import FakeDaemon, until
 
 
@@ -30,6 +31,7 @@ class Live:
     database: str
     daemons: list[FakeDaemon] = field(default_factory=list)
     token: str = ""  # whose calls `api` makes; empty: those of the operator of an insecure receiver
+    trusted: grpc.ChannelCredentials | None = None  # whom `api` takes for the receiver; None: nothing is encrypted
 
     def daemon(self, **fields: Any) -> FakeDaemon:
         """A daemon that will be hung up at the end."""
@@ -48,7 +50,7 @@ class Live:
 
     async def api(self, name: str, /, **keys: object) -> dict[str, Any]:
         """What `better-compute api NAME key=value ... --format json` prints. Raises grpc.aio.AioRpcError."""
-        return await ask(self.receiver.config.listen_api, name, self.token, **keys)
+        return await ask(self.receiver.config.listen_api, name, self.token, self.trusted, **keys)
 
     def token_of(self, tenant: str, *permissions: str, life: timedelta = timedelta(hours=1), name: str = "") -> str:
         """A new token of the API: its text. Without permissions named: of an administrator."""
@@ -77,11 +79,13 @@ def bearer(token: str) -> list[tuple[str, str]]:
     return [("authorization", f"Bearer {token}")] if token else []
 
 
-async def ask(target: str, name: str, token: str = "", /, **keys: object) -> dict[str, Any]:
+async def ask(
+    target: str, name: str, token: str = "", trusted: grpc.ChannelCredentials | None = None, /, **keys: object
+) -> dict[str, Any]:
     """What a receiver's API answers: `better-compute api NAME key=value ... --format json`. Raises grpc.aio.AioRpcError."""
     method = find(name)
     request = parse(method, [f"{key}={value}" for key, value in keys.items()])
-    async with grpc.aio.insecure_channel(target) as channel:
+    async with grpc.aio.secure_channel(target, trusted) if trusted else grpc.aio.insecure_channel(target) as channel:
         call: Any = channel.unary_unary(method.path, lambda message: message.SerializeToString(), method.response.FromString)
         return answer(await call(request, metadata=bearer(token)))
 
@@ -91,10 +95,9 @@ async def serving(database: str, **settings: Any) -> AsyncIterator[Live]:
     """A receiver over `database` for the length of the block; it drains at the end."""
     with tempfile.TemporaryDirectory(prefix="bc-") as directory:
         sockets = {"listen_session": f"unix:{directory}/s", "listen_api": f"unix:{directory}/a"}
-        receiver = Receiver(
-            Config(**{"insecure": True, "database_connections": 3, "drain": 0.5, "metrics_listen": "", **sockets, **settings}),
-            database,
-        )
+        given = {"insecure": True, "database_connections": 3, "drain": 0.5, "metrics_listen": "", **sockets, **settings}
+        config = Config(**given)
+        receiver = Receiver(config, database, open_identity(config))
         live = Live(receiver, database)
         try:
             await receiver.start()

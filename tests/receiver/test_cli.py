@@ -71,16 +71,17 @@ def stop(process: subprocess.Popen[str], number: signal.Signals = signal.SIGTERM
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["serve", "--listen-api", "0.0.0.0:7701"], "--insecure"),
+        (["serve", "--insecure", "--listen-api", "0.0.0.0:7701"], "--insecure"),
+        (["serve", "--tls-dir", "/nowhere"], "read /nowhere/node-ca.pem: it is not there\n  `bc-receiver init`"),
         (["serve", "--listen-api", "x"], "--listen-api"),
         (["serve", "--database-connections", "many"], "whole number"),
         (["serve", "--config", "/nowhere.toml"], "/nowhere.toml"),
         (["serve", "--no-such-flag"], "--no-such-flag"),
         (["sreve"], "serve"),
         ([], "COMMAND"),
-        (["serve", "--database-url", "postgresql:///x?host=/nowhere"], "connect to the database"),
+        (["serve", "--insecure", "--database-url", "postgresql:///x?host=/nowhere"], "connect to the database"),
         (["migrate", "--database-url", "postgresql://u:secret@127.0.0.1:1/x"], "is the server up"),
-        (["serve", "--database-url", "nonsense"], "database"),
+        (["serve", "--insecure", "--database-url", "nonsense"], "database"),
     ],
 )
 def test_what_is_wrong_is_said_with_exit_code_2(argv: list[str], words: str) -> None:
@@ -127,7 +128,7 @@ def test_serve_migrates_at_start_when_asked(empty: str, short: Path) -> None:
 def test_a_newer_schema_is_refused(database: str, command: str) -> None:
     with psycopg.connect(database) as connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
-    code, _, err = ended(command, "--database-url", database)
+    code, _, err = ended(command, "--insecure", "--database-url", database)
     assert (code, "9999" in err and "newer" in err) == (2, True)
 
 

@@ -1,10 +1,11 @@
 """The receiver's settings: flag over environment over file over default, and what is wrong is named."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from receiver.config import SETTINGS, Config, check_listeners, load
+from receiver.config import SETTINGS, Config, check_listeners, is_local, load
 from receiver.errors import ReceiverError
 from receiver.values import STATUS_HANDLERS
 
@@ -107,16 +108,20 @@ def test_a_socket_path_that_the_kernel_cannot_take_is_refused() -> None:
 
 
 @pytest.mark.parametrize("target", ["0.0.0.0:1", "gpu-1:1", "[::]:1", "10.0.0.1:1"])
-@pytest.mark.parametrize("name", ["listen_session", "listen_api"])
-def test_listens_beyond_this_machine_only_when_insecure(target: str, name: str) -> None:
-    with pytest.raises(ReceiverError, match="--insecure"):
-        check_listeners(load(None, {}, {name: target}))
-    check_listeners(load(None, {}, {name: target, "insecure": "true"}))
+@pytest.mark.parametrize("name", ["listen_session", "listen_api", "metrics_listen"])
+def test_an_insecure_receiver_is_reached_from_this_machine_alone(target: str, name: str) -> None:
+    check_listeners(load(None, {}, {name: target}))
+    with pytest.raises(ReceiverError, match=f"listen on {re.escape(target)}.*--insecure"):
+        check_listeners(load(None, {}, {name: target, "insecure": "true"}))
+
+
+def test_metrics_are_for_this_machine_unless_a_person_says_otherwise() -> None:
+    assert is_local(Config().metrics_listen)
 
 
 @pytest.mark.parametrize("target", ["127.0.0.1:1", "[::1]:1", "localhost:1", "unix:/run/x", "127.9.9.9:1"])
 def test_listens_on_this_machine(target: str) -> None:
-    check_listeners(load(None, {}, {"listen_session": target, "listen_api": target}))
+    check_listeners(load(None, {}, {"listen_session": target, "listen_api": target, "insecure": "true"}))
 
 
 def test_every_setting_says_what_it_is() -> None:
