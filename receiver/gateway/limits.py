@@ -50,6 +50,12 @@ WORD = Limit("bytes a name, version or id", 256, "INVALID_ARGUMENT")
 STREAMS = Limit("streams a node", 2, "RESOURCE_EXHAUSTED")  # one, and one that is being replaced
 HANDSHAKES = Limit("handshakes in progress", 256, "RESOURCE_EXHAUSTED")
 SESSIONS = Limit("sessions started a second", 200, "RESOURCE_EXHAUSTED", 1.0, 200)
+JOINS = Limit("joins a minute and address", 10, "RESOURCE_EXHAUSTED", 60.0, 10)
+JOINING = Limit("joins in progress", 256, "RESOURCE_EXHAUSTED")
+JOIN_BYTES = Limit("bytes a join or renewal", 64 << 10, "RESOURCE_EXHAUSTED")
+CLAIMS = Limit("MAC addresses, or GPUs, of a claim", 256, "INVALID_ARGUMENT")
+RENEWALS = Limit("renewals an hour and node", 6, "RESOURCE_EXHAUSTED", HOUR, 6)
+RENEWING = Limit("renewals of a node in progress", 1, "RESOURCE_EXHAUSTED")
 PAGE = Limit("rows an API page", values.PAGE_ROWS, "INVALID_ARGUMENT")
 REASON = Limit("bytes a reason", values.REASON_BYTES, "INVALID_ARGUMENT")
 LABEL_VALUE = Limit("characters a label's value", values.LABEL_CHARACTERS, "INVALID_ARGUMENT")
@@ -74,6 +80,12 @@ LIMITS = (
     STREAMS,
     HANDSHAKES,
     SESSIONS,
+    JOINS,
+    JOINING,
+    JOIN_BYTES,
+    CLAIMS,
+    RENEWALS,
+    RENEWING,
     PAGE,
     REASON,
     LABEL_VALUE,

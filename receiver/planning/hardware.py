@@ -32,6 +32,23 @@ def plan(facts: Facts, draft: Draft) -> None:
     _tell(draft, _holder(facts, key) if draft.node.status not in OUT else None)
 
 
+def claim(facts: Facts, draft: Draft, claimed: Identifiers) -> None:
+    """What a machine says of itself when it joins: its provisional key, until a report gives one. It is held against nobody, but
+    where another node has the same trusted one, this is the duplicate. A key that a report gave stays, and is held again.
+    """
+    key = claimed_key(claimed, draft.hardware)
+    if key is not None:
+        draft.hardware = key = replace(key, trusted=_is_trusted(facts, draft, key))
+    _tell(draft, _holder(facts, key))
+
+
+def claimed_key(claimed: Identifiers, stored: HardwareKey | None) -> HardwareKey | None:
+    """The key that a node has once it joined: the stored one where a report gave it, else what it claims, if that is anything."""
+    if not claimed.kinds or (stored is not None and not stored.provisional):
+        return stored
+    return HardwareKey(claimed.key, provisional=True, identifiers=as_json(claimed), distinct=stored.distinct if stored else ())
+
+
 def key_of(sections: Mapping[str, Message], fresh: Set[str], stored: HardwareKey | None) -> str | None:
     """The key that the node has once these sections are planned: theirs, or the stored one where they may not replace it."""
     found = _found(sections, fresh)
@@ -88,9 +105,11 @@ def _key(facts: Facts, stored: HardwareKey | None) -> HardwareKey | None:
 
 
 def _is_trusted(facts: Facts, draft: Draft, key: HardwareKey) -> bool:
-    """Enough kinds, and nobody else has it: the first one keeps it. A key that was told apart from another's stays untrusted."""
+    """Enough kinds, told by a report, and nobody else has it: the first one keeps it. A key that was told apart from another's
+    stays untrusted."""
     told_apart = key.distinct and draft.hardware is not None and draft.hardware.key == key.key
-    return _enough(key) and not facts.same_key and not told_apart and draft.node.status not in OUT
+    sure = _enough(key) and not key.provisional
+    return sure and not facts.same_key and not told_apart and draft.node.status not in OUT
 
 
 def _enough(key: HardwareKey) -> bool:

@@ -42,10 +42,21 @@ def adopt(reason: str) -> Rule:
 
     def rule(facts: Facts, draft: Draft) -> None:
         _check("adopt", facts, draft)
-        become(draft, "adopting", reason)
-        draft.node = replace(draft.node, attempt=draft.node.attempt + 1)
-        if (row := draft.conditions.get(("AcceptanceFailed", ""))) is not None:
-            draft.put("conditions", replace(row, status="false", reason="", message="", no_schedule=False))
+        _prove_again(draft, reason)
+
+    return rule
+
+
+def rejoin(by: str) -> Rule:
+    """It came back with the join token that is named: a retired one has to prove itself again; what was said with its old key is
+    not believed any more."""
+
+    def rule(facts: Facts, draft: Draft) -> None:
+        if draft.node.status == "deleted":
+            raise Refused(f"node {facts.node_id} is deleted: {_INSTEAD['deleted']}, and no token brings it back")
+        if draft.node.status == "retired":
+            _prove_again(draft, f"joined with {by}")
+        disbelieve(draft)
 
     return rule
 
@@ -129,6 +140,13 @@ def refuse_booked(facts: Facts, done: str) -> None:
 
 
 _DONE = {"adopt": "adopted", "maintenance": "taken into maintenance", "retire": "retired", "delete": "deleted"}
+
+
+def _prove_again(draft: Draft, reason: str) -> None:
+    become(draft, "adopting", reason)
+    draft.node = replace(draft.node, attempt=draft.node.attempt + 1)
+    if (row := draft.conditions.get(("AcceptanceFailed", ""))) is not None:
+        draft.put("conditions", replace(row, status="false", reason="", message="", no_schedule=False))
 
 
 def _check(name: str, facts: Facts, draft: Draft) -> None:

@@ -140,7 +140,7 @@ def load_applied(tx: Connection, node_id: str) -> tuple[Facts, Draft, str | None
     known = dict(zip(hashes or [], bodies or [], strict=True))
     by_name = {name: one[0] for name, one in baselines.items()}
     fresh = frozenset(name for name, value in by_name.items() if (applied or {}).get(name) == value and name in facts.fresh)
-    sections = _decoded(by_name, known) if by_name else None
+    sections = _decoded(by_name, known)
     return replace(facts, sections=sections, fresh=fresh), rows, digest
 
 

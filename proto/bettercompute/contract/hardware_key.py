@@ -11,6 +11,7 @@ It is the SHA-256 of these lines, each with its newline: those whose identity is
 """
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bettercompute.agent.v1 import inventory_pb2 as pb
@@ -74,6 +75,19 @@ def identifiers(
         serial=next((serial for serial in serials if is_serial(serial)), None),
         macs=tuple(sorted({nic.permanent_mac.lower() for nic in nics.nics if _counts(nic)})),
         gpus=tuple(sorted({gpu.uuid for gpu in gpus.gpus if gpu.uuid})),
+    )
+
+
+def claimed(product_uuid: str, serial: str, macs: Iterable[str], gpu_uuids: Iterable[str]) -> Identifiers:
+    """The identities that a machine claims when it joins. `macs`: permanent ones of its Ethernet ports on PCI.
+
+    >>> claimed("4C4C4544-0051-3510-8043-B7C04F4D3532", "Default string", [], ["GPU-1"]).kinds
+    ('uuid', 'gpu')
+    """
+    return identifiers(
+        pb.SystemSection(product_uuid=product_uuid, serial=serial),
+        pb.NicsSection(nics=[pb.Nic(kind="ethernet", bus_id="claimed", permanent_mac=mac) for mac in macs]),
+        pb.GpusSection(gpus=[pb.Gpu(uuid=uuid) for uuid in gpu_uuids]),
     )
 
 
