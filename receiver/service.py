@@ -151,6 +151,7 @@ class Receiver:
         )
         self.url = url
         self.servers: list[Server] = []
+        self.joins: Joins | None = None  # None on an insecure receiver
         self.tasks: set[asyncio.Task[None]] = set()
         self.chores: list[asyncio.Task[None]] = []
         self.listener: Listener | None = None
@@ -188,10 +189,10 @@ class Receiver:
         if identity is None:
             return [nodes]
         life = timedelta(seconds=config.tls_node_life)
-        joins = Joins(self.jobs, identity, life, session_addresses(config))
-        joins.add_renewals_to(nodes.grpc)
+        self.joins = Joins(self.jobs, identity, life, session_addresses(config))
+        self.joins.add_renewals_to(nodes.grpc)
         joining = Server(config.listen_join, identity.credentials(of_nodes=False))
-        joining.add_services({JOIN_SERVICE: joins.add_to})
+        joining.add_services({JOIN_SERVICE: self.joins.add_to})
         return [nodes, joining]
 
     def _for_callers(self) -> Server:

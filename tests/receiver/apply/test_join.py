@@ -14,7 +14,7 @@ from bettercompute.contract.hardware_key import Identifiers, claimed
 from bettercompute.contract.tokens import Token
 
 from receiver.apply import duplicates, nodes, trust
-from receiver.apply.join import NotAdmitted, TooOften, join, renew
+from receiver.apply.join import NotAdmitted, join, renew
 from receiver.apply.replan import drain
 from receiver.apply.session import Revoked, hello
 from receiver.errors import Refused
@@ -391,52 +391,3 @@ def test_node_that_a_tenant_had_comes_back_with_a_bound_token(tx: Connection, me
     hello(tx, node_id, replace(FACTS, certificate=again.fingerprint))
     assert apply(tx, BARE, node_id).status == "unchanged"
     assert node(tx, node_id, "trust, status, placeable") == ("platform", "adopted", True)
-
-
-# -- renewal
-
-
-def test_renewal_gives_a_second_certificate_beside_the_first(tx: Connection, member: Member) -> None:
-    node_id, first = member
-    second = renew(tx, node_id, first.fingerprint, sign, 6)
-    assert (second.node_id, good(tx, first), good(tx, second)) == (node_id, True, True)
-    row = tx.execute("SELECT issued_by, tenant_id FROM certificates WHERE fingerprint = %s", [second.fingerprint]).fetchone()
-    assert row == ("renew", "default")
-
-
-def test_certificate_that_is_not_good_renews_nothing(tx: Connection, member: Member) -> None:
-    node_id, first = member
-    other = join(tx, token(tx), NOTHING, sign)
-    for whose, fingerprint in ((node_id, "unknown"), (other.node_id, first.fingerprint), (mint("node"), first.fingerprint)):
-        with pytest.raises(NotAdmitted, match="nodeId"):
-            renew(tx, whose, fingerprint, sign, 6)
-    tx.execute("UPDATE certificates SET not_after = bc_clock() WHERE fingerprint = %s", [first.fingerprint])
-    with pytest.raises(NotAdmitted, match="expired"):
-        renew(tx, node_id, first.fingerprint, sign, 6)
-
-
-def test_revoked_certificate_renews_nothing(tx: Connection, member: Member) -> None:
-    node_id, first = member
-    certificates.revoke_all(tx, node_id, "test")
-    with pytest.raises(NotAdmitted):
-        renew(tx, node_id, first.fingerprint, sign, 6)
-
-
-def test_node_that_is_out_renews_nothing_whatever_its_certificate(tx: Connection, member: Member) -> None:
-    node_id, first = member
-    tx.execute("UPDATE nodes SET status = 'retired'")
-    with pytest.raises(NotAdmitted):
-        renew(tx, node_id, first.fingerprint, sign, 6)
-
-
-def test_seventh_renewal_within_an_hour_is_refused(tx: Connection, member: Member) -> None:
-    node_id, first = member
-    for _ in range(6):
-        renew(tx, node_id, first.fingerprint, sign, 6)
-    with pytest.raises(TooOften):
-        renew(tx, node_id, first.fingerprint, sign, 6)
-    tx.execute("UPDATE certificates SET issued_at = issued_at - interval '10 minutes' WHERE issued_by = 'renew'")
-    with pytest.raises(TooOften):
-        renew(tx, node_id, first.fingerprint, sign, 6)
-    tx.execute("UPDATE certificates SET issued_at = issued_at - interval '50 minutes' WHERE issued_by = 'renew'")
-    assert good(tx, renew(tx, node_id, first.fingerprint, sign, 6))
