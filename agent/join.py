@@ -29,10 +29,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from agent import __version__, doors, identity, tls
-from agent.config import Config, is_local
+from agent.config import Config
 from agent.errors import FieldError, UserError
 from agent.identity import Certificate, Identity
 from agent.sections import Section
+from agent.session.channel import of_server
 
 PATIENCE = 20.0  # seconds, for the receiver
 ROOM = 64 << 10  # bytes that must be free for the identity
@@ -208,8 +209,7 @@ def _pem(der: bytes) -> str:
 
 
 def _channel(server: str, credentials: grpc.ChannelCredentials) -> grpc.Channel:
-    local = [("grpc.enable_http_proxy", 0)] if is_local(server) else []
-    return grpc.secure_channel(server, credentials, options=[("grpc.enable_retries", 0), *local])
+    return grpc.secure_channel(server, credentials, options=[("grpc.enable_retries", 0), *of_server(server)])
 
 
 def _call(what: str, server: str, call: Callable[[], pb.JoinResponse]) -> pb.JoinResponse:

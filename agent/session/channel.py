@@ -15,9 +15,16 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
+def of_server(server: str) -> tuple[tuple[str, int | str], ...]:
+    """What a channel to this address needs: nothing on this machine goes by a proxy, and a unix socket has no name of its own."""
+    proxy = (("grpc.enable_http_proxy", 0),) if is_local(server) else ()
+    name = (("grpc.ssl_target_name_override", "localhost"),) if server.startswith("unix:") else ()
+    return (*proxy, *name)
+
+
 def connect(server: str, access: Access) -> grpc.aio.Channel:
     """A channel to "host:port" or "unix:/path", whose certificate must be for that name (a unix socket's: for localhost)."""
-    options = (*_OPTIONS, *((("grpc.enable_http_proxy", 0),) if is_local(server) else ()))
+    options = (*_OPTIONS, *of_server(server))
     if access.joined is None:
         return grpc.aio.insecure_channel(server, options=options)
     ours = access.joined

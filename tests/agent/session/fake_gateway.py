@@ -1,4 +1,4 @@
-"""A gateway that does what a test's script says, over a real gRPC server on a unix socket."""
+"""A gateway that does what a test's script says, over a real gRPC server on a unix socket, perhaps with TLS (fake_fleet.py)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import grpc
 import grpc.aio
 from bettercompute.agent.v1 import session_pb2 as pb
 from google.protobuf.duration_pb2 import Duration
@@ -21,9 +22,16 @@ class Stream:
     context: Any
     received: list[pb.SessionRequest] = field(default_factory=list)
 
+    peer: dict[str, Any] = field(default_factory=dict)  # what TLS tells; asked at the start, since gRPC crashes when it is over
+
+    def __post_init__(self) -> None:
+        self.peer = dict(self.context.auth_context())
+
     @property
     def node_id(self) -> str:
-        """Who calls, from the metadata."""
+        """Who calls: by the certificate, else by the metadata."""
+        if uri := self.peer.get("peer_uri"):
+            return str(uri[0].decode().removeprefix("bc://node/"))
         return str(dict(self.context.invocation_metadata()).get("bc-node-id"))
 
     async def next(self, kind: str = "") -> Any:
@@ -69,10 +77,11 @@ Script = Callable[[Stream], Awaitable[None]]
 class FakeGateway:
     """Serves `scripts`, one a session in order; the last one again and again. What a script raises, `check` raises."""
 
-    def __init__(self, path: Path, *scripts: Script) -> None:
+    def __init__(self, path: Path, *scripts: Script, credentials: grpc.ServerCredentials | None = None) -> None:
         self.target = f"unix:{path}"
         self.streams: list[Stream] = []
         self._scripts = scripts
+        self._credentials = credentials
         self._errors: list[BaseException] = []
         self._server: grpc.aio.Server | None = None
 
@@ -82,7 +91,10 @@ class FakeGateway:
             self._session, request_deserializer=pb.SessionRequest.FromString, response_serializer=bytes
         )
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SESSION, {"Session": handler})])
-        self._server.add_insecure_port(self.target)
+        if self._credentials is None:
+            self._server.add_insecure_port(self.target)
+        else:
+            self._server.add_secure_port(self.target, self._credentials)
         await self._server.start()
         return self
 

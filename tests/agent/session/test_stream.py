@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ from bettercompute.contract.sections import digest, section_hash
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from agent.identity import Access
+from agent.errors import UserError
+from agent.identity import Access, Identity, NotJoined
 from agent.sections import Section
 from agent.session import machine
 from agent.session import messages as m
 from agent.session.stream import Link
+from tests.agent.fake_fleet import OTHER, FakeFleet
 from tests.agent.session.fake_gateway import FakeGateway, Script, Stream, until
 
 CPU, OS = Section("cpu", b"c" * 2500), Section("os", b"")
@@ -258,3 +261,157 @@ def test_a_report_that_is_due_says_what_is_true_now_and_a_bug_in_it_is_loud(tmp_
     with pytest.raises(ZeroDivisionError):
         asyncio.run(work())
     assert reports == [0, 3]
+
+
+# -- with TLS, and with several receivers
+
+
+@pytest.fixture(scope="module")
+def fleet() -> FakeFleet:
+    return FakeFleet()
+
+
+def run_until(link: Link, done: Callable[[], object]) -> None:
+    async def work() -> None:
+        running = asyncio.create_task(link.run())
+        try:
+            await until(lambda: done() or running.done())
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(work())
+
+
+def over_tls(
+    path: Path, fleet: FakeFleet, who: Identity, done: Callable[[FakeGateway, Link], object]
+) -> tuple[FakeGateway, Link]:
+    """A link with this identity to a gateway that asks for certificates of the fleet's nodes."""
+
+    async def work() -> tuple[FakeGateway, Link]:
+        credentials = fleet.credentials(client=True)
+        async with FakeGateway(path / "g.sock", stay, credentials=credentials) as gateway:
+            link = Link(lambda: Access(who.node_id, (gateway.target,), who.joined), hello, status, lambda note: None)
+            running = asyncio.create_task(link.run())
+            try:
+                await until(lambda: done(gateway, link) or running.done())
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+            return gateway, link
+
+    return asyncio.run(work())
+
+
+def test_over_tls_the_node_is_the_certificate_s_and_nothing_else_is_said(tmp_path: Path, fleet: FakeFleet) -> None:
+    gateway, _ = over_tls(tmp_path, fleet, fleet.identity("gw:1", OTHER), lambda _, link: link.state.state == "connected")
+    stream = gateway.streams[0]
+    assert stream.node_id == OTHER
+    assert "bc-node-id" not in dict(stream.context.invocation_metadata())
+    assert stream.peer["ssl_tls_version"] == [b"TLSv1.3"]
+
+
+def waits(gateway: FakeGateway, link: Link) -> object:
+    return link.state.state == "waiting"
+
+
+def test_a_receiver_of_another_ca_gets_no_word(tmp_path: Path, fleet: FakeFleet) -> None:
+    gateway, link = over_tls(tmp_path, fleet, FakeFleet(nodes=fleet.nodes).identity("gw:1"), waits)
+    assert gateway.streams == []
+    assert "UNAVAILABLE" in link.state.error
+
+
+@pytest.mark.parametrize("what", ["of another CA", "expired"])
+def test_a_certificate_that_the_receiver_refuses_is_tried_again(tmp_path: Path, fleet: FakeFleet, what: str) -> None:
+    ago = timedelta(days=31) if what == "expired" else timedelta()
+    by = fleet.nodes if what == "expired" else FakeFleet().nodes
+    who = fleet.identity("gw:1", now=datetime.now(UTC) - ago, by=by)
+    gateway, link = over_tls(tmp_path, fleet, who, waits)
+    assert gateway.streams == []
+    assert link.state.error.startswith("the certificate expired on ") == (what == "expired")
+
+
+def test_of_several_receivers_the_next_one_is_tried_each_time(tmp_path: Path) -> None:
+    async def work() -> None:
+        async def leaves(stream: Stream) -> None:
+            await stream.welcome(applied=INVENTORY.digest)
+            await stream.say(session_end=pb.SessionEnd(reason=pb.SESSION_END_REASON_DRAINING))
+
+        async with FakeGateway(tmp_path / "a.sock", leaves) as a, FakeGateway(tmp_path / "b.sock", stay) as b:
+            link = Link(lambda: plain(a.target, f"unix:{tmp_path}/nobody", b.target), hello, status, lambda note: None)
+            running = asyncio.create_task(link.run())
+            await until(lambda: b.streams and link.state.state == "connected")
+            assert link.state.server == b.target
+            await b.__aexit__()  # B is stopped while the node is connected: it comes to A
+            await until(lambda: a.streams)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(work())
+
+
+def test_the_first_of_several_is_a_random_one() -> None:
+    firsts: set[str] = set()
+    for _ in range(40):
+        link = Link(lambda: plain("unix:/nobody/a", "unix:/nobody/b"), hello, status, lambda note: None)
+        run_until(link, lambda link=link: link.state.server)  # type: ignore[misc]
+        firsts.add(link.state.server)
+    assert firsts == {"unix:/nobody/a", "unix:/nobody/b"}
+
+
+def test_a_node_that_has_not_joined_looks_again_until_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("agent.session.stream.LOOK", 0.02)
+    asked: list[int] = []
+    states: set[str] = set()
+
+    async def work() -> None:
+        async with FakeGateway(tmp_path / "g.sock", stay) as gateway:
+
+            def access() -> Access:
+                asked.append(1)
+                if len(asked) == 3:
+                    raise UserError("identity.json is damaged", "restore it")
+                if len(asked) < 5:
+                    raise NotJoined
+                return plain(gateway.target)
+
+            link = Link(access, hello, status, lambda note: None)
+            running = asyncio.create_task(link.run())
+            await until(lambda: states.add(link.state.state) or link.state.state == "connected")  # type: ignore[func-returns-value]
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(work())
+    assert {"not joined", "waiting", "connected"} <= states
+    assert caplog.text.count("no session: not joined: bcd join --token-file FILE") == 2
+    assert "no session: identity.json is damaged: restore it" in caplog.text
+
+
+def test_the_daemon_is_told_of_the_greeting_before_hello_and_of_the_end(tmp_path: Path) -> None:
+    order: list[object] = []
+
+    async def superseded(stream: Stream) -> None:
+        await stream.welcome()
+        await stream.say(session_end=pb.SessionEnd(reason=pb.SESSION_END_REASON_SUPERSEDED))
+        await stream.stay()
+
+    async def work() -> None:
+        def said() -> m.Hello:
+            order.append("hello")
+            return hello()
+
+        async with FakeGateway(tmp_path / "g.sock", superseded) as gateway:
+            link = Link(lambda: plain(gateway.target), said, status, order.append)
+            running = asyncio.create_task(link.run())
+            await until(lambda: link.state.state == "waiting")
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(work())
+    assert order[:3] == [machine.Greeting("node_1"), "hello", machine.Welcomed(1)]
+    end = order[-1]
+    assert isinstance(end, machine.Close)
+    assert end.end is not None
+    assert end.end.reason == "superseded"
