@@ -4,10 +4,12 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from receiver import log
-from receiver.config import FILE_VARIABLE, SETTINGS, Config, load
+from receiver import log, setup_cli
+from receiver.config import FILE_VARIABLE, SETTINGS, Config, Setting, load
 from receiver.errors import ReceiverError
 
 EPILOG = """\
@@ -32,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = load(arguments.config, os.environ, flags)
         log.setup(config.log_format, journal="JOURNAL_STREAM" in os.environ)
-        COMMANDS[arguments.command][0](config)
+        COMMANDS[arguments.command].run(config, arguments)
     except ReceiverError as error:
         print(f"bc-receiver: {error}", file=sys.stderr)
         return 2
@@ -50,22 +52,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _serve(config: Config) -> None:
+def _serve(config: Config, _: argparse.Namespace) -> None:
     from receiver.service import serve  # what is heavy is imported once it is clear that it is needed
 
     serve(config)
 
 
-def _migrate(config: Config) -> None:
+def _migrate(config: Config, _: argparse.Namespace) -> None:
     from receiver.service import migrate
 
     before, after = migrate(config)
     print(f"the schema is {after:04d}" + (", as it was" if before == after else f", it was {before or 0:04d}"))
 
 
-COMMANDS: Mapping[str, tuple[Callable[[Config], None], str]] = {
-    "serve": (_serve, "take reports of nodes and answer the API, until SIGTERM"),
-    "migrate": (_migrate, "bring the database's schema to this version"),
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command, of one word or two: what runs it, what its help says, and which flags it has."""
+
+    run: Callable[[Config, argparse.Namespace], None]
+    help: str
+    more: str = ""
+    settings: Sequence[Setting] = tuple(SETTINGS)
+    options: Sequence[setup_cli.Option] = ()
+
+
+COMMANDS: Mapping[str, Command] = {
+    "init": Command(
+        setup_cli.init, "make both CAs, the schema, and a first token", setup_cli.INIT_HELP, options=[setup_cli.JSON]
+    ),
+    "serve": Command(_serve, "take reports of nodes and answer the API, until SIGTERM"),
+    "migrate": Command(_migrate, "bring the database's schema to this version"),
+    "token create": Command(
+        setup_cli.create,
+        "make a token of the API, with nothing but the database",
+        setup_cli.CREATE_HELP,
+        setup_cli.CREATE_SETTINGS,
+        setup_cli.CREATE_OPTIONS,
+    ),
 }
 
 
@@ -76,17 +99,33 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EPILOG.replace("${file}", f"${FILE_VARIABLE}"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (_, text) in COMMANDS.items():
-        command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-        command.add_argument("--config", type=Path, metavar="FILE", help=f"configuration (TOML; default: ${FILE_VARIABLE})")
-        for setting in SETTINGS:
-            shown = f"{setting.help} [{setting.variable}; {setting.default or 'unset'}]".replace("%", "%%")
-            if setting.kind.toml == (bool,):
-                command.add_argument(setting.flag, dest=setting.name, action="store_true", default=None, help=shown)
-            else:
-                command.add_argument(setting.flag, dest=setting.name, metavar="VALUE", help=shown)
+    groups: dict[str, Any] = {"": parser.add_subparsers(dest="command", required=True, metavar="COMMAND")}
+    for name, row in COMMANDS.items():
+        group, _, word = name.rpartition(" ")
+        if group not in groups:
+            within = groups[""].add_parser(group, help=f"{group} {word}: {row.help}")
+            groups[group] = within.add_subparsers(dest="word", required=True, metavar="COMMAND")
+        command = groups[group].add_parser(
+            word,
+            help=row.help,
+            description=f"{row.help[0].upper()}{row.help[1:]}." + (f"\n\n{row.more}" if row.more else ""),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.set_defaults(command=name)
+        _add_flags(command, row)
     return parser
+
+
+def _add_flags(command: argparse.ArgumentParser, row: Command) -> None:
+    for option in row.options:
+        option.add_to(command)
+    command.add_argument("--config", type=Path, metavar="FILE", help=f"configuration (TOML; default: ${FILE_VARIABLE})")
+    for setting in row.settings:
+        shown = f"{setting.help} [{setting.variable}; {setting.default or 'unset'}]".replace("%", "%%")
+        if setting.kind.toml == (bool,):
+            command.add_argument(setting.flag, dest=setting.name, action="store_true", default=None, help=shown)
+        else:
+            command.add_argument(setting.flag, dest=setting.name, metavar="VALUE", help=shown)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ _SOCKET_PATH_BYTES = 107  # sun_path holds 108 with its closing zero
 _START_SECONDS = 60.0
 _STOP_SECONDS = 20.0
 _LOG_BYTES = 16 << 20
-_READY_LINE = 7  # of postmaster.pid: "ready", once it takes connections
+_SOCKET_LINE, _READY_LINE = 4, 7  # of postmaster.pid: its sockets' directory; "ready", once it takes connections
 
 
 @dataclass
@@ -50,7 +50,7 @@ class EmbeddedPostgres:
 
     def url(self, database: str = "postgres") -> str:
         """The libpq URL of a database of this server."""
-        return f"postgresql:///{quote(database)}?host={quote(str(self.socket_directory), safe='')}&port={_PORT}&user=postgres"
+        return _url(str(self.socket_directory), database)
 
     def stop(self) -> None:
         """Ends sessions and the server (fast shutdown; after 20 s an immediate one) and lets go of the directory."""
@@ -73,6 +73,19 @@ class EmbeddedPostgres:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def running_url(directory: Path, database: str) -> str | None:
+    """The libpq URL of a database of the server that another process runs in `directory`; None where none takes connections."""
+    cluster = directory.absolute() / "data"
+    lines = (_text(cluster / "postmaster.pid") or "").splitlines()
+    if _postmaster(cluster) is None or len(lines) <= _READY_LINE or lines[_READY_LINE].strip() != "ready":
+        return None
+    return _url(lines[_SOCKET_LINE].strip(), database)
+
+
+def _url(sockets: str, database: str) -> str:
+    return f"postgresql:///{quote(database)}?host={quote(sockets, safe='')}&port={_PORT}&user=postgres"
 
 
 def start(directory: Path, binaries: str = "", settings: Mapping[str, str] | None = None) -> EmbeddedPostgres:

@@ -54,8 +54,13 @@ def serving(*argv: object, **environ: str) -> Iterator[subprocess.Popen[str]]:
     )
     try:
         assert process.stderr is not None
-        line = process.stderr.readline()
-        assert "ready session=" in line or '"ready"' in line, line + process.stderr.read()
+        said = []
+        for line in process.stderr:  # warnings may come before; one that ends says why
+            said.append(line)
+            if "ready session=" in line or '"ready"' in line:
+                break
+        else:
+            raise AssertionError("".join(said))
         yield process
     finally:
         process.kill()
