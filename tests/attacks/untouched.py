@@ -1,5 +1,6 @@
 """Whether an attack wrote something: every row of every table, before and after."""
 
+import asyncio
 from collections.abc import Mapping
 
 import psycopg
@@ -20,6 +21,16 @@ def rows(database: str) -> Rows:
     with psycopg.connect(database, autocommit=True) as connection:
         tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1").fetchall()
         return {name: _of(connection, name) for (name,) in tables if MOVES.get(name) != ("*",)}
+
+
+async def settled(database: str, wait: float = 1.0) -> Rows:
+    """The rows once nothing has changed for so many seconds: what was ordered is done."""
+    found = rows(database)
+    while True:
+        await asyncio.sleep(wait)
+        if (now := rows(database)) == found:
+            return found
+        found = now
 
 
 def _of(connection: psycopg.Connection[tuple[str]], table: str) -> frozenset[str]:
