@@ -19,6 +19,12 @@ from agent.errors import Unreadable
 MAX_FILE = 16 << 20  # bytes: no file that a collector reads is near this; a larger one is EFBIG, not memory eaten
 _MAX_LINKS = 40
 
+# Firmware's files are root's alone. The service manager reads them for a bcd that is not root and hands them over under these
+# names (LoadCredential in packaging/systemd/bcd.service; systemd.exec(5), "Credentials").
+_HANDED_OVER = {
+    f"/sys/class/dmi/id/{name}": name for name in ("product_serial", "product_uuid", "board_serial", "chassis_serial")
+} | {"/sys/firmware/dmi/tables/DMI": "dmi_table", "/sys/firmware/dmi/tables/smbios_entry_point": "dmi_entry_point"}
+
 _SIOCETHTOOL = 0x8946
 _ETHTOOL_GDRVINFO = 0x00000003
 _ETHTOOL_GPERMADDR = 0x00000020
@@ -84,7 +90,20 @@ class Host:
             finally:
                 os.close(fd)
         except OSError as error:
-            raise Unreadable(path, error.errno or errno.EIO) from error
+            handed_over = self._handed_over(path) if error.errno == errno.EACCES else None
+            if handed_over is None:
+                raise Unreadable(path, error.errno or errno.EIO) from error
+            return handed_over
+
+    def _handed_over(self, path: str) -> bytes | None:
+        """The file as the service manager read it, when it handed it over."""
+        directory = os.environ.get("CREDENTIALS_DIRECTORY")
+        if self.root != Path("/") or path not in _HANDED_OVER or not directory:
+            return None
+        try:
+            return Path(directory, _HANDED_OVER[path]).read_bytes()
+        except OSError:
+            return None
 
     def read_at(self, path: str, offset: int, size: int) -> bytes:
         """At most `size` bytes of a regular file from `offset` on: of large ones that are not read whole. Raises Unreadable."""
