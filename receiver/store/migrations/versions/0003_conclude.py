@@ -1,18 +1,11 @@
 """What the receiver concludes from reports. The statements are in 0003_conclude.sql, beside this file."""
 
-from pathlib import Path
-
-from alembic import op
-
-from receiver.store import images
+from receiver.store.migrations import run_beside
 
 revision = "0003"
 down_revision = "0002"
 
 
 def upgrade() -> None:
-    """Runs the file on the driver's own cursor: many statements at once, and no placeholders in them."""
-    connection = op.get_bind().connection.driver_connection
-    assert connection is not None
-    connection.execute(Path(__file__).with_suffix(".sql").read_text(encoding="utf-8"))
-    images.fill(connection)
+    """Runs the statements."""
+    run_beside(__file__)

@@ -1,15 +1,11 @@
 """Certificates of nodes, and tokens. The statements are in 0005_identity.sql, beside this file."""
 
-from pathlib import Path
-
-from alembic import op
+from receiver.store.migrations import run_beside
 
 revision = "0005"
 down_revision = "0004"
 
 
 def upgrade() -> None:
-    """Runs the file on the driver's own cursor: many statements at once, and no placeholders in them."""
-    connection = op.get_bind().connection.driver_connection
-    assert connection is not None
-    connection.execute(Path(__file__).with_suffix(".sql").read_text(encoding="utf-8"))
+    """Runs the statements."""
+    run_beside(__file__)
