@@ -35,6 +35,7 @@ from receiver.gateway.server import Server
 from receiver.gateway.session import Sessions
 from receiver.joining import joining
 from receiver.loops import kinds
+from receiver.measures import Measures
 from receiver.operate.methods import runners
 from receiver.planning.pressure import Levels
 from receiver.read.api import EVENTS_CHANNEL, Api
@@ -141,13 +142,21 @@ class Receiver:
         self.registry = Registry(time.monotonic, random.random)
         name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         levels = Levels(config.pressure_raise, config.pressure_samples)
-        self.jobs = Jobs(self.pool, self.threads, self.registry, config.tenant, name, config.status_handlers, levels)
+        loops = kinds(config)
+        counted = Measures(tuple(kind.name for kind in loops))
+        self.jobs = Jobs(self.pool, self.threads, self.registry, config.tenant, name, config.status_handlers, levels, counted)
         gap = timedelta(seconds=GAP * config.status_interval)
-        self.singletons = Singletons(self.pool, name, kinds(config), gap)
+        self.singletons = Singletons(self.pool, name, loops, gap, worked=counted.worked)
         self.woken = asyncio.Condition()
         writes = runners(self.pool, config.tenant, lambda: joining(config))
         self.api = Api(
-            self.engine, self.reading, self.woken, lambda limit: self.registry.met.update([limit]), writes, config.insecure
+            self.engine,
+            self.reading,
+            self.woken,
+            lambda limit: self.registry.met.update([limit]),
+            writes,
+            config.insecure,
+            counted,
         )
         self.url = url
         self.servers: list[Server] = []
@@ -163,7 +172,7 @@ class Receiver:
         for server in self.servers:
             await server.start()
         if self.config.metrics_listen:
-            self.metrics = metrics.listen(self.config.metrics_listen, self.registry)
+            self.metrics = metrics.listen(self.config.metrics_listen, metrics.of_receiver(self._measured()))
         chores = {
             "heartbeat": beat_forever(self.registry, self.jobs),
             "replanning": replan_forever(self.jobs),
@@ -202,6 +211,10 @@ class Receiver:
         callers = Server(target, identity.credentials(of_nodes=False) if identity else None)
         callers.add_services(self.api.services())
         return callers
+
+    def _measured(self) -> metrics.Sources:
+        told = bool(self.config.webhook_url)
+        return metrics.Sources(self.jobs, self.engine, self.singletons, lambda: self.api.calls, self.identity, told)
 
     def _told(self, payload: str) -> None:
         """An event is in the log: for who watches, and for the webhook."""

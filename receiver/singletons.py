@@ -8,6 +8,7 @@ has lost the lease would still write is refused. What cannot wait until a long w
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from receiver.store.database import NO_ANSWER, Connection, Pool, transact
 from receiver.store.leases import Lease, LeaseLost
 
 T = TypeVar("T")
+Worked = Callable[[str, str, float, object], None]
 LOG = logging.getLogger("receiver.singletons")
 
 
@@ -72,16 +74,26 @@ def _named(soon: Callable[[Run, frozenset[str]], object], names: frozenset[str],
 
 
 class Singletons:
-    """The singletons of one receiver. `holder`: its name, which no other receiver ever has. `gap`: see leases.beat."""
+    """The singletons of one receiver. `holder`: its name, which no other receiver ever has. `gap`: see leases.beat.
+
+    `worked` is told of each piece of work: whose, how it ended, its seconds, its answer.
+    """
 
     def __init__(
-        self, pool: Pool, holder: str, kinds: Sequence[Singleton], gap: timedelta, seconds: float = leases.SECONDS
+        self,
+        pool: Pool,
+        holder: str,
+        kinds: Sequence[Singleton],
+        gap: timedelta,
+        seconds: float = leases.SECONDS,
+        worked: Worked = lambda *_: None,
     ) -> None:
         self.pool = pool
         self.holder = holder
         self.kinds = kinds
         self.gap = gap
         self.seconds = seconds
+        self.worked = worked
         self.held: dict[str, Lease] = {}
         self.woken = {kind.name: asyncio.Event() for kind in kinds}
         self.hurried = {kind.name: asyncio.Event() for kind in kinds if kind.soon}
@@ -158,14 +170,18 @@ class Singletons:
         lease = self.held.get(kind.name)
         if lease is None:
             return
+        began, outcome, answer = time.monotonic(), "done", None
         try:
-            await self._in_thread(partial(work, partial(self._fenced, lease)))
+            answer = await self._in_thread(partial(work, partial(self._fenced, lease)))
         except LeaseLost as error:
+            outcome = "lost"
             LOG.warning("lost a lease", extra={"singleton": kind.name, "reason": str(error)})
             if self.held.get(kind.name) == lease:
                 del self.held[kind.name]
         except NO_ANSWER as error:
+            outcome = "unanswered"
             LOG.debug("not done", extra={"singleton": kind.name, "reason": " ".join(str(error).split())})
+        self.worked(kind.name, outcome, time.monotonic() - began, answer)
 
     def _fenced(self, lease: Lease, work: Callable[[Connection], T]) -> T:
         def fenced(tx: Connection) -> T:

@@ -14,6 +14,7 @@ from receiver.gateway import messages as m
 from receiver.gateway import work
 from receiver.gateway.registry import Registry, Stream, disbelieved, superseded
 from receiver.gateway.telemetry import Telemetry
+from receiver.measures import Measures
 from receiver.planning.pressure import Levels
 from receiver.store.database import NO_ANSWER, Connection, Pool, transact
 from receiver.values import STATUS_HANDLERS, Event, HelloFacts, SessionStart
@@ -41,6 +42,7 @@ class Jobs:
         receiver_id: str,
         handlers: Collection[str] = STATUS_HANDLERS,
         levels: Levels | None = None,
+        measures: Measures | None = None,
     ) -> None:
         self.pool = pool
         self.threads = threads
@@ -49,11 +51,14 @@ class Jobs:
         self.receiver_id = receiver_id
         self.handlers = handlers
         self.levels = (levels or Levels()) if "pressure" in handlers else None
+        self.measures = measures or Measures()
+        self.under_way = 0  # transactions: those that wait for a thread or a connection too
         self.away = False  # there was no connection the last time
         self.failures, self.warned = 0, -WARN_EVERY
 
     async def do(self, stream: Stream, job: work.Job) -> object | None:
         """Does a job; the event that answers it, or None. What the database refuses is the event Failed."""
+        began = self.registry.now()
         try:
             event: object | None = await JOBS[type(job)](self, stream, job)
         except NO_ANSWER as error:
@@ -61,11 +66,17 @@ class Jobs:
             return work.Failed(job, f"the database does not answer: {_line(error)}", True, wait)
         except psycopg.DataError as error:  # the wire has values that Postgres has not
             return work.Failed(job, f"not storable: {_line(error)}", ours=False)
+        finally:
+            self.measures.jobs.labels(NAMES[type(job)]).observe(self.registry.now() - began)
         return event
 
     async def transaction(self, do: Callable[[Connection], T]) -> T:
         """Runs `do` in a transaction, in a thread; again where it loses a race."""
-        return await asyncio.get_running_loop().run_in_executor(self.threads, self._within, do)
+        self.under_way += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.threads, self._within, do)
+        finally:
+            self.under_way -= 1
 
     def _within(self, do: Callable[[Connection], T]) -> T:
         try:
@@ -226,6 +237,7 @@ JOBS: dict[type, Callable[[Jobs, Stream, Any], Any]] = {
     work.FindCommands: Jobs.find_commands,
     work.Store: Jobs.store,
 }
+NAMES = {kind: run.__name__ for kind, run in JOBS.items()}  # of measures
 
 
 def _line(error: Exception) -> str:

@@ -65,6 +65,7 @@ class Registry:
     met: Counts = field(default_factory=Counts)
     ended: Counter[str] = field(default_factory=Counter)  # sessions, by reason
     results: Counter[str] = field(default_factory=Counter)  # offers, by status
+    joins: Counter[tuple[str, str]] = field(default_factory=Counter)  # and renewals, by what and gRPC status
     dropped: Counter[str] = field(default_factory=Counter)  # what reports may not say, by reason
     draining: bool = False
 

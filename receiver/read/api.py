@@ -36,6 +36,7 @@ from sqlalchemy.engine import Connection
 
 from receiver.client_methods import name_of
 from receiver.errors import Invalid, NotFound, OverLimit, Refused
+from receiver.measures import Measures
 from receiver.read import queries
 from receiver.read.answers import (
     acceptance,
@@ -150,12 +151,14 @@ class Api:
         over_limit: Callable[[str], None],
         writes: Mapping[str, Run] = MappingProxyType({}),
         insecure: bool = False,
+        measures: Measures | None = None,
     ) -> None:
         self.engine = engine
         self.threads = threads
         self.woken = woken
         self.over_limit = over_limit
         self.insecure = insecure
+        self.measures = measures or Measures()
         self.methods = {**{name: _reading(name, row) for name, row in READS.items()}, **writes}
         self.stopping = False
         self.calls = 0  # under way
@@ -171,13 +174,13 @@ class Api:
             if method.server_streaming:
                 handlers[method.name] = grpc.unary_stream_rpc_method_handler(self.watch, reads, _serialize)
             elif name_of(method) in self.methods:
-                run = self._unary(self.methods[name_of(method)])
+                run = self._unary(name_of(method), self.methods[name_of(method)])
                 handlers[method.name] = grpc.unary_unary_rpc_method_handler(run, reads, _serialize)
         server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(name, handlers)])
 
-    def _unary(self, run: Run) -> Callable[[Any, Context], Any]:
+    def _unary(self, name: str, run: Run) -> Callable[[Any, Context], Any]:
         async def handle(request: Any, context: Context) -> Message:
-            with self._counted():
+            with self._counted(), self.measures.call(name):
                 message: Message = await self._guarded(context, lambda: run(self.engine, self._who(context, request), request))
             return message
 
