@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 import grpc
 from google.protobuf.message import Message
 
+from receiver.client_channel import add_flags, channel, metadata, unreachable
 from receiver.client_methods import Method, UsageError, answer, find, methods, parse
 from receiver.client_render import render, render_line
 
 SERVER = "127.0.0.1:7701"
-MESSAGE_LIMIT = 64 << 20  # an answer holds up to eight sections of 8 MiB
 NEGATIVE = {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.PERMISSION_DENIED}
 
 HELP = """\
@@ -22,6 +22,10 @@ exit codes:
   0  answered
   1  answered no: not found, not allowed, or not in the present state
   2  not asked or not answered: wrong use, receiver unreachable, timed out, or failed
+
+who asks, and over what:
+  export BETTER_COMPUTE_SERVER=receiver:7701 BETTER_COMPUTE_CA=server-ca.pem BETTER_COMPUTE_TOKEN=tok_...
+  over a unix socket there is no TLS; --insecure is for a receiver on this machine that runs with --insecure
 
 examples:
   better-compute api nodes.list status=adopted
@@ -31,6 +35,8 @@ examples:
   better-compute api devices.clear deviceId=GPU-... reason='reseated, burn-in passed'
   better-compute api nodes.reboot nodeId=node_01jd... reason='it hangs'
   better-compute api remediation.list state=open
+  better-compute api tokens.create permissions=compute:nodes:read expiresIn=90d name=grafana
+  better-compute api joinTokens.create poolId=pool_01jd... uses=8 reason='rack 12'
   better-compute api pools.create name=h100 gpuModel=H100 policy='{"expect": {"gpuCount": 8}}' reason='new racks'
 
 without a receiver:
@@ -65,14 +71,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _ask(method: Method, request: Message, arguments: argparse.Namespace) -> int:
-    options = [("grpc.max_receive_message_length", MESSAGE_LIMIT)]
-    with grpc.insecure_channel(arguments.server, options=options) as channel:
+    who = metadata(arguments)
+    with channel(arguments) as to:
         read = method.response.FromString
         if method.streaming:
-            for message in channel.unary_stream(method.path, _serialize, read)(request):
+            for message in to.unary_stream(method.path, _serialize, read)(request, metadata=who):
                 render_line(answer(message), arguments.format, sys.stdout, datetime.now(UTC))
         else:
-            message = channel.unary_unary(method.path, _serialize, read)(request, timeout=arguments.timeout)
+            message = to.unary_unary(method.path, _serialize, read)(request, timeout=arguments.timeout, metadata=who)
             render(answer(message), arguments.format, sys.stdout, datetime.now(UTC), method.name)
     sys.stdout.flush()
     return 0
@@ -86,9 +92,9 @@ def _refused(error: grpc.RpcError, arguments: argparse.Namespace) -> int:
     """Says what the server (or the way to it) answered. `error` is a grpc.Call too."""
     code, details = error.code(), error.details() or ""
     if code == grpc.StatusCode.UNAVAILABLE:
-        return _fail(
-            2, f"{arguments.server}: cannot reach the receiver: {details}", "name it with --server or BETTER_COMPUTE_SERVER"
-        )
+        return _fail(2, f"{arguments.server}: cannot reach the receiver: {details}", unreachable(details))
+    if code == grpc.StatusCode.UNAUTHENTICATED:
+        return _fail(2, f"{arguments.server}: not let in: {details}", "give a token with --token-file or BETTER_COMPUTE_TOKEN")
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
         return _fail(2, f"{arguments.server}: no answer within {arguments.timeout:g} s", "wait longer with --timeout")
     if code == grpc.StatusCode.UNIMPLEMENTED:
@@ -128,6 +134,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TARGET",
         help=f"HOST:PORT or unix:/PATH of the receiver's API (default: $BETTER_COMPUTE_SERVER, else {SERVER})",
     )
+    add_flags(parser)
     parser.add_argument(
         "--timeout", type=float, default=30.0, metavar="SECONDS", help="how long to wait for an answer (default: 30)"
     )

@@ -80,6 +80,18 @@ def hca(row: Object) -> Object:
     return {**picked("name", "type", "firmware", "busId", "numaNode", "nodeGuid", "boardId")(row), "ports": ports}
 
 
+def join_token(row: Object) -> Object:
+    """One line a token, with how many of its uses are left."""
+    left = int(row.get("uses") or 0) - int(row.get("used") or 0)
+    keys = picked("id", "tenantId", "poolId", "kind", "nodeId", "expiresAt", "revokedAt", "createdBy")(row)
+    return {"id": keys["id"], "left": f"{left} of {row.get('uses')}", **keys}
+
+
+def once(row: Object, cell: client_why.Cell) -> Iterable[str]:
+    """What is said above a new token."""
+    yield "This is shown only here."
+
+
 VIEWS: Mapping[str, Callable[[Object], Object]] = {
     "nodes": nodes.line,
     "conditions": nodes.condition,
@@ -94,6 +106,8 @@ VIEWS: Mapping[str, Callable[[Object], Object]] = {
     "result.checks": picked("check", "result", "reason", "deviceId", "busId", "warning"),
     "nodes.why:devices": nodes.why_device,
     "atoms.list:atoms": nodes.bookable,
+    "tokens.list:tokens": picked("id", "tenantId", "permissions", "expiresAt", "revokedAt", "name", "createdBy"),
+    "joinTokens.list:tokens": join_token,
     "images.list:nodes": nodes.images,
     "snapshots": snapshot,
     "changes": lambda row: {"type": row.get("type"), "what": change(row)},
@@ -124,7 +138,10 @@ ANSWERS: Mapping[str, Callable[[Object], Object]] = {
         for verb in ("adopt", "maintenance", "retire", "delete", "move", "setTrust", "resolveIdentity")
     },
 }
-TEXTS: Mapping[str, Callable[[Object, client_why.Cell], Iterable[str]]] = {"nodes.why": client_why.lines}
+TEXTS: Mapping[str, Callable[[Object, client_why.Cell], Iterable[str]]] = {
+    "nodes.why": client_why.lines,
+    **dict.fromkeys(("tokens.create", "joinTokens.create"), once),
+}
 
 
 # Lists that read best as one line of words.
