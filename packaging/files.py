@@ -68,7 +68,7 @@ def _toml(setting: receiver_config.Setting) -> str:
         return "[" + ", ".join(f'"{word}"' for word in words) + "]"
     if setting.kind.toml == (dict,):
         return "{ " + ", ".join(" = ".join(word.split("=")) for word in words) + " }"
-    return setting.default if setting.kind.toml in ((bool,), (int,), (float,)) else f'"{setting.default}"'
+    return f'"{setting.default}"' if str in setting.kind.toml else setting.default
 
 
 # ---- commands

@@ -1,0 +1,1 @@
+"""What is packaged: the files (fast), and the packages installed and started under a real systemd (make proof-install)."""
