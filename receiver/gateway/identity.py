@@ -46,10 +46,15 @@ def _named(metadata: Iterable[tuple[str, str | bytes]]) -> str:
     return _node_id(found[0])
 
 
-def _certified(auth: Auth) -> Peer:
-    versions = list(auth.get("ssl_tls_version", ()))  # grpcio before 1.75 does not tell it
+def check_version(auth: Auth) -> None:
+    """Raises NoIdentity where a peer has negotiated another version of TLS than ours. grpcio before 1.75 does not tell it."""
+    versions = list(auth.get("ssl_tls_version", ()))
     if versions and versions != [VERSION]:
         raise NoIdentity(f"TLS 1.3 is needed, not {_shown(versions)}")
+
+
+def _certified(auth: Auth) -> Peer:
+    check_version(auth)
     pems = list(auth.get("x509_pem_cert", ()))
     if len(pems) != 1:
         raise NoIdentity("no client certificate: the node has to join (bcd join)")

@@ -9,8 +9,7 @@ import asyncio
 import ipaddress
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote
@@ -28,10 +27,10 @@ from receiver.apply import join as apply
 from receiver.authority import BadCertificate, BadCsr, Issued, NodeAuthority, PublicKey, check_csr
 from receiver.errors import Refused
 from receiver.gateway import limits
-from receiver.gateway.identity import NoIdentity, peer
+from receiver.gateway.identity import NoIdentity, check_version, peer
 from receiver.gateway.jobs import Jobs
 from receiver.gateway.limits import Bucket, Limit, OverLimit, check
-from receiver.store.database import NO_ANSWER
+from receiver.store.database import NO_ANSWER, Connection
 
 JOIN_SERVICE = pb.DESCRIPTOR.services_by_name["JoinService"].full_name
 AGENT_SERVICE = session_pb2.DESCRIPTOR.services_by_name["AgentService"].full_name
@@ -52,6 +51,7 @@ STATUSES: Mapping[type[Exception], grpc.StatusCode] = {
 LOG = logging.getLogger("receiver.gateway")
 Context = grpc.aio.ServicerContext[Any, Any]
 M = TypeVar("M", bound=Message)
+T = TypeVar("T")
 
 
 class Certifying(Protocol):
@@ -94,13 +94,16 @@ class Joins:
     async def _answered(self, what: str, context: Context, work: Awaitable[pb.Credentials]) -> pb.Credentials:
         """The answer, or the gRPC status that says why there is none."""
         try:
-            return await work
+            credentials = await work
+            self.jobs.registry.joins[what, "OK"] += 1
+            return credentials
         except OverLimit as error:
             code, says = grpc.StatusCode[error.limit.code], str(error)
             self.jobs.registry.met[error.limit.name] += 1
         except tuple(STATUSES) as error:
             code = next(code for kind, code in STATUSES.items() if isinstance(error, kind))
             says = " ".join(str(error).split())
+        self.jobs.registry.joins[what, code.name] += 1
         LOG.warning(f"{what} refused", extra={"address": address(context.peer()), "status": code.name, "reason": says})
         await context.abort(code, says)
         raise AssertionError("abort raises")
@@ -109,16 +112,27 @@ class Joins:
         caller = address(context.peer())
         if self.addresses.take(caller, self.jobs.registry.now()):
             raise OverLimit(limits.JOINS)
+        check_version(context.auth_context())
         request = _decoded(pb.JoinRequest(), data)
-        token, told = parse(request.token), _claimed(request)
-        key = check_csr(request.csr)
-        async with self._turn():
-            joined = await self.jobs.transaction(
-                lambda tx: apply.join(tx, token, told, self._signer(key), request.daemon_version)
-            )
+        token, told, sign = parse(request.token), _claimed(request), self._signer(check_csr(request.csr))
+        joined = await self._joined(lambda tx: apply.join(tx, token, told, sign, request.daemon_version))
         facts = {"node": joined.node_id, "token": token.id, "address": caller, "hostname": _printable(request.claims.hostname)}
         LOG.info("node joined" if joined.created else "node joined again", extra=facts)
         return self._credentials(joined.node_id, joined.certificate)
+
+    async def _joined(self, do: Callable[[Connection], apply.Joined[Issued]]) -> apply.Joined[Issued]:
+        """Does it when its turn comes; not where too many wait for theirs."""
+        check(limits.JOINING, self.joining + 1)
+        self.joining += 1
+
+        async def work() -> apply.Joined[Issued]:
+            try:
+                async with self.turns[0]:
+                    return await self.jobs.transaction(do)
+            finally:
+                self.joining -= 1
+
+        return await _to_its_end(work())
 
     async def _renew(self, data: bytes, context: Context) -> pb.Credentials:
         caller = peer(context.invocation_metadata() or (), context.auth_context(), insecure=False)
@@ -126,31 +140,27 @@ class Joins:
         key = check_csr(_decoded(pb.RenewRequest(), data).csr)
         if key == _presented(context).public_key():
             raise BadCsr("the key is that of the certificate which is to be renewed: a new one is needed")
-        if node_id in self.renewing:
-            raise OverLimit(limits.RENEWING)
-        self.renewing.add(node_id)
-        try:
-            async with self.turns[1]:
-                issued = await self.jobs.transaction(
-                    lambda tx: apply.renew(tx, node_id, fingerprint, self._signer(key), limits.RENEWALS.most)
-                )
-        except apply.TooOften as error:
-            raise OverLimit(limits.RENEWALS) from error
-        finally:
-            self.renewing.discard(node_id)
+        sign, most = self._signer(key), limits.RENEWALS.most
+        issued = await self._renewed(node_id, lambda tx: apply.renew(tx, node_id, fingerprint, sign, most))
         LOG.info("certificate renewed", extra={"node": node_id, "until": issued.not_after.isoformat()})
         return self._credentials(node_id, issued)
 
-    @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        """Waits for a join's turn, unless too many do. Raises OverLimit."""
-        check(limits.JOINING, self.joining + 1)
-        self.joining += 1
-        try:
-            async with self.turns[0]:
-                yield
-        finally:
-            self.joining -= 1
+    async def _renewed(self, node_id: str, do: Callable[[Connection], Issued]) -> Issued:
+        """The same, one of a node at a time."""
+        if node_id in self.renewing:
+            raise OverLimit(limits.RENEWING)
+        self.renewing.add(node_id)
+
+        async def work() -> Issued:
+            try:
+                async with self.turns[1]:
+                    return await self.jobs.transaction(do)
+            except apply.TooOften as error:
+                raise OverLimit(limits.RENEWALS) from error
+            finally:
+                self.renewing.discard(node_id)
+
+        return await _to_its_end(work())
 
     def _signer(self, key: PublicKey) -> apply.Sign[Issued]:
         def sign(node_id: str, now: datetime) -> Issued:
@@ -206,6 +216,13 @@ def _add(server: grpc.aio.Server, service: str, name: str, method: Callable[[byt
     """Requests come as bytes: it is said by name what is wrong with them. (A service may have several of these handlers.)"""
     handler: Any = grpc.unary_unary_rpc_method_handler(method, response_serializer=lambda answer: answer.SerializeToString())
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, {name: handler})])
+
+
+async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """What is held for a call is held until its transaction has ended, also where the peer hangs up before."""
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is seen, whoever is there to hear it
+    return await asyncio.shield(task)
 
 
 def _decoded(request: M, data: bytes) -> M:

@@ -19,10 +19,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from receiver.gateway import limits
 from receiver.gateway.join import Addresses, address
-from receiver.gateway.limits import OverLimit
 from receiver.ids import mint
 from receiver.store.database import Connection
-from tests.fake_daemon import Over
+from tests.fake_daemon import Over, until
 from tests.receiver.live import refused
 from tests.receiver.tls import Node, Secure, csr, new_key, secure, secured
 
@@ -337,5 +336,64 @@ async def test_joins_that_wait_are_bounded(served: Secure) -> None:
     joins.joining = 0
     await served.join()
     assert joins.joining == 0
-    with pytest.raises(OverLimit):
-        limits.check(limits.JOINING, limits.JOINING.most + 1)
+
+
+@secured
+async def test_join_whose_peer_hangs_up_is_held_until_it_has_ended(served: Secure) -> None:
+    """Else who asks and hangs up, again and again, would have any number of transactions wait."""
+    joins, jobs, gate = served.receiver.joins, served.receiver.jobs, asyncio.Event()
+    assert joins is not None
+    transaction = jobs.transaction
+
+    async def slow(do: Callable[[Connection], Any]) -> Any:
+        await gate.wait()
+        return await transaction(do)
+
+    jobs.transaction = slow  # type: ignore[method-assign]
+    call = asyncio.ensure_future(served.join())
+    await until("the join", lambda: joins.joining == 1)
+    call.cancel()
+    await asyncio.sleep(0.2)
+    assert joins.joining == 1
+    gate.set()
+    await until("the end of the join", lambda: joins.joining == 0)
+    assert nodes(served) == 1
+
+
+@secured
+async def test_lower_version_of_tls_is_refused(served: Secure) -> None:
+    joins = served.receiver.joins
+    assert joins is not None
+
+    class Peer:
+        def peer(self) -> str:
+            return "ipv4:192.0.2.7:1"
+
+        def auth_context(self) -> dict[str, list[bytes]]:
+            return {"ssl_tls_version": [b"TLSv1.2"]}
+
+        async def abort(self, code: Code, says: str) -> None:
+            raise PermissionError(code.name, says)
+
+    request = pb.JoinRequest(token=served.join_token(), csr=csr(new_key())).SerializeToString()
+    with pytest.raises(PermissionError) as error:
+        await joins.join(request, Peer())  # type: ignore[arg-type]
+    assert error.value.args == ("UNAUTHENTICATED", "TLS 1.3 is needed, not TLSv1.2")
+
+
+@secured
+async def test_node_that_has_joined_and_reported_nothing_is_shown_and_can_be_ordered_about(served: Secure) -> None:
+    node = (await served.join(hostname="gpu-1", serial="S512345X3900001")).node_id
+    with served.calling("default"):
+        shown = await served.api("nodes.get", nodeId=node)
+        assert (shown["id"], shown["status"], shown["kind"]) == (node, "adopting", "host")
+        assert [one["id"] for one in (await served.api("nodes.list"))["nodes"]] == [node]
+        why = await served.api("nodes.why", nodeId=node)
+        assert why["bookable"] is False
+        for name in ("commands.list", "remediation.list", "atoms.list", "events.list"):
+            await served.api(name, nodeId=node)
+        await served.api("nodes.label", nodeId=node, labels='{"rack": "r7"}', reason="test")
+        await served.api("nodes.maintenance", nodeId=node, reason="test")
+        await served.api("nodes.adopt", nodeId=node, reason="test")
+        assert (await served.api("nodes.retire", nodeId=node, reason="test"))["status"] == "retired"
+        assert (await served.api("nodes.delete", nodeId=node, reason="test"))["status"] == "deleted"
