@@ -190,7 +190,7 @@ class Identity:
         stamps, now = self._stamps(), self.clock()  # before anything is read: what changes meanwhile is seen the next time
         node_ca, server_ca = _read(self.paths.node_ca), _read(self.paths.server_ca)
         node_key = _read_key(self.paths.node_ca_key)
-        nodes = _checked(self.paths.node_ca, lambda: NodeAuthority(node_ca, node_key))
+        nodes = _checked(self.paths.node_ca, lambda: NodeAuthority(node_ca, node_key), _key_is_in(self.paths.node_ca_key))
         _check_dates(self.paths.node_ca, [nodes.ca], now)
         pinned = _checked(self.paths.server_ca, lambda: certificates(server_ca))
         _check_dates(self.paths.server_ca, pinned, now)
@@ -211,7 +211,8 @@ class Identity:
         if config.tls_certificate:
             return *self._brought(Path(config.tls_certificate), Path(config.tls_key), pinned, now), None
         ca_key = _read_key(self.paths.server_ca_key)
-        authority = _checked(self.paths.server_ca, lambda: ServerAuthority(server_ca, ca_key))
+        key_is = _key_is_in(self.paths.server_ca_key)
+        authority = _checked(self.paths.server_ca, lambda: ServerAuthority(server_ca, ca_key), key_is)
         _check_dates(self.paths.server_ca, [authority.ca], now)
         life = timedelta(seconds=config.tls_server_life)
         key, issued = _checked(self.paths.server_ca, lambda: authority.mint(server_names(config), now, life))
@@ -222,11 +223,15 @@ class Identity:
     ) -> tuple[bytes, bytes, datetime]:
         pem, key_pem = _read(path), _read_key(key_path)
         chain = _checked(path, lambda: certificates(pem))
-        key = _checked(key_path, lambda: load_key(key_pem))
+        key = load_key(key_pem)
         _check_dates(path, chain[:1], now)
         good = [one for one in pinned if one.not_valid_after_utc > now]
         _checked(path, lambda: check_server(chain, key, good, told_names(self.config)), _hint_of(self.paths))
         return key_pem, pem, chain[0].not_valid_after_utc
+
+
+def _key_is_in(path: Path) -> str:
+    return f"its key is to be in {path}"
 
 
 def _hint_of(paths: Paths) -> str:
@@ -278,6 +283,7 @@ def _read_key(path: Path) -> bytes:
     if stat.S_IMODE(found.st_mode) & ~allowed & 0o777:
         happened = f"others may read this key: its mode is {stat.S_IMODE(found.st_mode):04o}"
         raise ReceiverError(f"read {path}", happened, f"chmod 600 {path}")
+    _checked(path, lambda: load_key(text))
     return text
 
 
