@@ -53,7 +53,7 @@ def rejoin(by: str) -> Rule:
 
     def rule(facts: Facts, draft: Draft) -> None:
         if draft.node.status == "deleted":
-            raise Refused(f"node {facts.node_id} is deleted: {_INSTEAD['deleted']}, and no token brings it back")
+            raise Refused(f"a node that is deleted cannot be brought back by a token: {_INSTEAD['deleted']}")
         if draft.node.status == "retired":
             _prove_again(draft, f"joined with {by}")
         disbelieve(draft)

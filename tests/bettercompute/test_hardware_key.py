@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from bettercompute.agent.v1 import inventory_pb2 as pb
 from bettercompute.contract import placeholders
-from bettercompute.contract.hardware_key import Identifiers, identifiers, provisional
+from bettercompute.contract.hardware_key import Identifiers, claimed, identifiers, provisional
 from bettercompute.contract.placeholders import RULES, is_serial, is_uuid
 from google.protobuf.json_format import ParseDict
 
@@ -223,3 +223,15 @@ def test_recorded_hosts_have_different_keys() -> None:
         keys[name] = found.key
     shared = [name for name in keys if list(keys.values()).count(keys[name]) > 1]
     assert set(shared) <= {"this-machine", "bare-proc-sys", "l4-cloud-vm"}, "only those that have no identity"
+
+
+# -- what is claimed at a join
+
+
+def test_a_machine_that_claims_what_it_reports_has_one_key() -> None:
+    """Join and inventory use one function (SPEC B2), placeholders included."""
+    system = pb.SystemSection(product_uuid=UUID.upper(), serial=" s1x ")
+    ports = [pb.Nic(kind="ethernet", bus_id="0000:4b:00.0", permanent_mac="B8:3F:D2:00:00:01")]
+    reported = identifiers(system, pb.NicsSection(nics=ports), pb.GpusSection(gpus=[pb.Gpu(uuid="GPU-2"), pb.Gpu(uuid="GPU-1")]))
+    assert claimed(UUID, "S1X", ["b8:3f:d2:00:00:01"], ["GPU-1", "GPU-2"]) == reported
+    assert claimed("", "To Be Filled By O.E.M.", ["02:00:00:00:00:01", "no MAC"], [""]) == Identifiers()

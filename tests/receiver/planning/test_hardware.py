@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from bettercompute.agent.v1 import inventory_pb2 as pb
-from bettercompute.contract.hardware_key import identifiers
+from bettercompute.contract.hardware_key import Identifiers, identifiers
 from google.protobuf.message import Message
 
 from receiver.planning import hardware
@@ -208,3 +208,49 @@ def test_a_node_that_is_out_holds_its_key_against_nobody_and_is_no_duplicate(sta
     for same in ((), (OTHER,)):
         hardware.plan(facts(sections(), same_key=same), after)
         assert (key(after).trusted, after.conditions) == (False, {})
+
+
+# -- what a joining machine claims
+
+
+CLAIMED = identifiers(sections()["system"], NICS, None)  # type: ignore[arg-type]
+
+
+def claiming(held_by: tuple[str, ...] = (), key: HardwareKey | None = None, **draft: object) -> Draft:
+    after = Draft(hardware=key, **draft)  # type: ignore[arg-type]
+    hardware.claim(Facts(NODE, same_key=held_by), after, CLAIMED)
+    return after
+
+
+def test_a_claim_is_a_provisional_key_and_held_against_nobody() -> None:
+    after = claiming()
+    assert (key(after).key, key(after).provisional, key(after).trusted) == (CLAIMED.key, True, False)
+    assert (KEY in after.conditions, after.events) == (False, [])
+
+
+def test_who_claims_anothers_trusted_key_is_its_duplicate() -> None:
+    row = claiming(held_by=(OTHER,)).conditions[KEY]
+    assert (row.status, row.reason, row.evidence) == ("true", "HardwareKey", {"otherNode": OTHER})
+
+
+def test_a_claim_replaces_an_earlier_claim_and_no_key_of_a_report() -> None:
+    assert key(claiming(key=HardwareKey("earlier", provisional=True))).key == CLAIMED.key
+    assert claiming(key=replace(stored(), trusted=False)).hardware == stored(), "and that is held again"
+    assert key(claiming(held_by=(OTHER,), key=replace(stored(), trusted=False))).trusted is False
+    assert key(claiming(key=replace(stored(), distinct=(OTHER,)))).trusted is False, "told apart"
+
+
+def test_nothing_claimed_is_no_key() -> None:
+    after = Draft()
+    hardware.claim(Facts(NODE), after, Identifiers())
+    assert (after.hardware, after.conditions) == (None, {})
+
+
+def test_the_first_report_replaces_a_claim_and_tells_no_change() -> None:
+    after = planned(facts(sections()), key(claiming()))
+    assert (key(after).provisional, key(after).trusted, events(after)) == (False, True, [])
+
+
+def test_a_report_that_gives_no_key_leaves_a_claim_untrusted() -> None:
+    after = planned(facts(sections(), missing=("gpus",)), key(claiming()))
+    assert (key(after).key, key(after).provisional, key(after).trusted) == (CLAIMED.key, True, False)

@@ -19,6 +19,7 @@ ORDERS: dict[str, Rule] = {
     "maintenance": lifecycle.maintenance("eva", "2026-12-01T00:00:00Z", "fan 3"),
     "retire": lifecycle.retire("sold"),
     "delete": lifecycle.delete("gone"),
+    "rejoin": lifecycle.rejoin("tok_1"),
 }
 # From each status, by each order: the status that it leads to. What is not here is refused.
 TABLE = {
@@ -32,6 +33,10 @@ TABLE = {
     ("maintenance", "maintenance"): "maintenance",
     ("maintenance", "retire"): "retired",
     ("retired", "delete"): "deleted",
+    ("adopting", "rejoin"): "adopting",
+    ("adopted", "rejoin"): "adopted",
+    ("maintenance", "rejoin"): "maintenance",
+    ("retired", "rejoin"): "adopting",
 }
 
 
@@ -119,3 +124,13 @@ def test_a_move_is_into_a_pool_of_the_node_s_tenant_or_out_of_any() -> None:
     assert draft.node.pool_id is None
     with pytest.raises(Refused, match="retired"):
         lifecycle.move("pool_2", "acme")(FACTS, node("retired"))
+
+
+def test_who_comes_back_is_believed_from_the_next_session_on_and_retired_proves_itself_anew() -> None:
+    adopted, retired = node("adopted"), node("retired")
+    for draft in (adopted, retired):
+        lifecycle.rejoin("tok_1")(FACTS, draft)
+        assert (draft.node.trust_epoch, draft.node.plan_key) == (5, None)
+    assert (adopted.node.attempt, adopted.conditions[FAILED].status, adopted.events) == (1, "true", [])
+    assert (retired.node.attempt, retired.conditions[FAILED].status) == (2, "false")
+    assert [one.payload["reason"] for one in retired.events] == ["joined with tok_1"]
