@@ -58,6 +58,8 @@ RENEWALS = Limit("renewals an hour and node", 6, "RESOURCE_EXHAUSTED", HOUR, 6)
 RENEWING = Limit("renewals of a node in progress", 1, "RESOURCE_EXHAUSTED")
 PAGE = Limit("rows an API page", values.PAGE_ROWS, "INVALID_ARGUMENT")
 REASON = Limit("bytes a reason", values.REASON_BYTES, "INVALID_ARGUMENT")
+TOKEN_DAYS = Limit("days a token", values.TOKEN_DAYS, "INVALID_ARGUMENT")
+TOKEN_USES = Limit("uses a join token", values.TOKEN_USES, "INVALID_ARGUMENT")
 LABEL_VALUE = Limit("characters a label's value", values.LABEL_CHARACTERS, "INVALID_ARGUMENT")
 LABELS = Limit("operator's labels a node", values.LABELS, "INVALID_ARGUMENT")
 
@@ -88,6 +90,8 @@ LIMITS = (
     RENEWING,
     PAGE,
     REASON,
+    TOKEN_DAYS,
+    TOKEN_USES,
     LABEL_VALUE,
     LABELS,
 )

@@ -7,10 +7,9 @@ from receiver.operate import tokens
 from receiver.operate.call import Call
 from receiver.read.tokens import ALL
 from receiver.store import tokens as rows
-from receiver.values import NODE_KINDS
+from receiver.values import NODE_KINDS, TOKEN_USES
 
 LIFE = "1h"  # where the call does not say
-MOST_USES = 10_000
 
 
 def create(call: Call) -> JoinString:
@@ -41,8 +40,8 @@ def revoke(call: Call, token_id: str) -> None:
 
 def _uses(call: Call) -> int:
     uses = call.request.uses or 1
-    if uses > MOST_USES:
-        raise OverLimit("uses of a join token", f"uses is {uses:,}; a join token has at most {MOST_USES:,}")
+    if uses > TOKEN_USES:
+        raise OverLimit("uses a join token", f"uses is {uses:,}; a join token has at most {TOKEN_USES:,}")
     return int(uses)
 
 

@@ -13,9 +13,10 @@ from receiver.ids import Mint
 from receiver.operate.call import Call
 from receiver.read.tokens import PERMISSIONS, Forbidden
 from receiver.store import tokens as rows
+from receiver.values import TOKEN_DAYS
 
 LIFE = "24h"  # of a token of the API, where the call does not say
-LONGEST = timedelta(days=366)
+LONGEST = timedelta(days=TOKEN_DAYS)
 NAME_LENGTH = 63
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
@@ -70,5 +71,5 @@ def life(text: str, default: str) -> timedelta:
     except (ValueError, OverflowError):
         raise Invalid(f'expiresIn {text[:64]!r} is not a duration above zero, such as "{default}"') from None
     if found > LONGEST:
-        raise OverLimit("a token's life", f"expiresIn is {text[:64]}; a token lives {LONGEST.days} days at most")
+        raise OverLimit("days a token", f"expiresIn is {text[:64]}; a token lives {LONGEST.days} days at most")
     return found

@@ -12,6 +12,7 @@ from psycopg.errors import SerializationFailure
 
 from receiver.apply import command, nodes, repairs
 from receiver.client_methods import find, methods
+from receiver.config import Config
 from receiver.gateway import limits
 from receiver.ids import mint
 from receiver.operate import tokens
@@ -58,8 +59,14 @@ LATER = {
     *("pools.resumeRemediation", "pools.confirmHygiene"),
 }
 NEW = {"pools.create", "tokens.create", "joinTokens.create"}  # of nothing that is there
+OPERATORS = (limits.PAGE, limits.REASON, limits.LABEL_VALUE, limits.LABELS, limits.TOKEN_DAYS, limits.TOKEN_USES)
 Things = dict[str, str]  # what ORDERS names, by its placeholder
 SUBJECTS = ("commandId", "runId", "deviceId", "nodeId", "poolId", "tokenId")
+
+
+def joining(_: Config) -> Joining:
+    """Where nodes join an insecure receiver, which would else create no token for it."""
+    return Joining("joins:7442", (b"DER",))
 
 
 def order(name: str, things: Things) -> dict[str, str]:
@@ -149,7 +156,7 @@ async def test_what_does_not_exist_is_not_found_and_named(served: Live) -> None:
 
 
 @live
-@patch("receiver.service.joining", lambda _: Joining("joins:7442", (b"DER",)))
+@patch("receiver.service.joining", joining)
 async def test_every_write_is_audited_and_a_refused_one_leaves_nothing(served: Live) -> None:
     things = await fleet(served)
     for name in ORDERS:
@@ -194,6 +201,7 @@ async def test_an_order_that_loses_a_race_is_given_again(served: Live) -> None:
 
 
 @live
+@patch("receiver.service.joining", joining)
 async def test_what_is_over_a_limit_is_counted_under_its_name(served: Live) -> None:
     node = (await fleet(served))["<node>"]
     many = ",".join(f"k{number}=v" for number in range(257))
@@ -202,10 +210,12 @@ async def test_what_is_over_a_limit_is_counted_under_its_name(served: Live) -> N
         ("nodes.retire", {"nodeId": node, "reason": "x" * 2049}),
         ("nodes.label", {"nodeId": node, "labels": f"rack={'x' * 64}", "reason": "racked"}),
         ("nodes.label", {"nodeId": node, "labels": many, "reason": "racked"}),
+        ("tokens.create", {"permissions": READ, "expiresIn": "367d"}),
+        ("joinTokens.create", {"uses": "10001"}),
     ):
         assert (await refused(served.api(name, **keys)))[0] == grpc.StatusCode.INVALID_ARGUMENT
     met = served.receiver.registry.met
-    assert met == dict.fromkeys((one.name for one in (limits.PAGE, limits.REASON, limits.LABEL_VALUE, limits.LABELS)), 1)
+    assert met == dict.fromkeys((one.name for one in OPERATORS), 1)
 
 
 def test_new_pools_are_of_the_receivers_tenant_where_the_caller_has_all(database: str) -> None:
