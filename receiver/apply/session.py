@@ -137,7 +137,7 @@ def _refusal(tx: Connection, node_id: str, certificate: str | None) -> str:
     row = tx.execute(_WHY, {"node": node_id, "certificate": certificate}).fetchone()
     status, revoked, expired = row or (None, None, None)
     if status == "deleted":
-        return f"node {node_id} is deleted, which is for good: the machine may join as another one"
+        return f"node {node_id} is out for good: it is deleted, and the machine may join as another one"
     if status == "retired":
         return f"node {node_id} is out for good: if it is only retired, a join with a token bound to it brings it back"
     if revoked is not None:

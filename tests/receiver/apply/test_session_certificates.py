@@ -75,7 +75,7 @@ def test_a_certificate_that_is_not_in_the_database_makes_no_node(tx: Connection)
 def test_a_good_certificate_opens_nothing_to_a_node_that_is_out(tx: Connection) -> None:
     machine = Machine("i1", issue(tx, "aa"))
     machine.hello(tx)
-    for order, named in ((nodes.retire, "bound to it"), (nodes.delete, "deleted, which is for good")):
+    for order, named in ((nodes.retire, "bound to it"), (nodes.delete, "deleted, and the machine may join")):
         order(tx, NODE)
         tx.execute("UPDATE certificates SET revoked_at = NULL, revoked_reason = NULL")
         with pytest.raises(Revoked, match=named):

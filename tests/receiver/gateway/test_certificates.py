@@ -104,8 +104,9 @@ async def test_a_certificate_of_our_own_that_was_never_issued_begins_nothing(ser
 @secured
 async def test_who_has_no_certificate_has_no_stream(served: Secure) -> None:
     nobody = served.daemon(node_id=served.admit().node_id, credentials=served.trusted)
+    await nobody.open()
     with pytest.raises(Over) as over:
-        await nobody.connect()
+        await listen(nobody)
     assert over.value.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED)
     assert served.receiver.registry.streams == {}
 
@@ -113,8 +114,9 @@ async def test_who_has_no_certificate_has_no_stream(served: Secure) -> None:
 @secured
 async def test_where_the_version_of_tls_is_told_and_is_lower_the_stream_is_refused(served: Secure) -> None:
     daemon = at(served, served.admit())
+    await daemon.open()
     with patch("receiver.gateway.identity.VERSION", b"TLSv1.4"), pytest.raises(Over) as over:
-        await daemon.connect()
+        await listen(daemon)
     assert (over.value.code, over.value.details) == (grpc.StatusCode.UNAUTHENTICATED, "TLS 1.3 is needed, not TLSv1.3")
 
 
