@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import sys
 import time
 from typing import Any
@@ -18,6 +19,8 @@ def setup(form: str, journal: bool) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # every attempt to connect is a warning there
+    # gRPC writes a line for each TLS handshake that fails, which any peer can cause: GRPC_VERBOSITY=INFO shows them.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

@@ -85,6 +85,7 @@ async def ask(
     """What a receiver's API answers: `better-compute api NAME key=value ... --format json`. Raises grpc.aio.AioRpcError."""
     method = find(name)
     request = parse(method, [f"{key}={value}" for key, value in keys.items()])
+    trusted = None if target.startswith("unix:") else trusted
     async with grpc.aio.secure_channel(target, trusted) if trusted else grpc.aio.insecure_channel(target) as channel:
         call: Any = channel.unary_unary(method.path, lambda message: message.SerializeToString(), method.response.FromString)
         return answer(await call(request, metadata=bearer(token)))
