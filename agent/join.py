@@ -40,6 +40,7 @@ ROOM = 64 << 10  # bytes that must be free for the identity
 CLAIMS_LIMIT = 20.0  # seconds, for what the machine says of itself
 
 _Credentials = pb.Credentials
+_REJOIN = "join again with a token that is bound to this node: better-compute api joinTokens.create nodeId=..."
 _TOKEN_HINT = "create another token (better-compute api joinTokens.create), and use it before it expires"
 # A code of Join or Renew -> what a person can do. The receiver's own words say what happened.
 _HINTS = {
@@ -97,9 +98,6 @@ def renew(config: Config) -> Identity:
             raise UserError(f"renew: the receiver answered with the certificate of another node, {new.node_id}", "report it")
         identity.write(config.data_dir, new)
         return new
-
-
-_REJOIN = "join again with a token that is bound to this node: better-compute api joinTokens.create nodeId=..."
 
 
 def _first(servers: tuple[str, ...], credentials: grpc.ChannelCredentials, request: pb.RenewRequest) -> pb.RenewResponse:
@@ -223,4 +221,5 @@ def _refused(what: str, server: str, error: Any) -> UserError:
     code, details = error.code(), error.details()
     if code is grpc.StatusCode.UNAVAILABLE:
         return UserError(f"{what}: the receiver {server} cannot be reached: {details}", "see that bc-receiver runs there")
-    return UserError(f"{what}: the receiver {server} says: {details} ({code.name})", _HINTS.get(code, ""))
+    hint = _REJOIN if what == "renew" and code is grpc.StatusCode.UNAUTHENTICATED else _HINTS.get(code, "")
+    return UserError(f"{what}: the receiver {server} says: {details} ({code.name})", hint)

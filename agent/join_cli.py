@@ -39,6 +39,8 @@ def _join(arguments: Arguments) -> int:
     from bettercompute.contract.tokens import BadToken, parse_join
 
     config, host_dir = line.config(arguments), line.host_dir(arguments)
+    if line.data_dir(arguments, config) is None:
+        raise UserError("join: a recorded host has no data directory of its own", "name one with --data-dir")
     if config.insecure:
         raise UserError("join: with --insecure there is nothing to join", "leave --insecure out, here and for the daemon")
     try:

@@ -68,7 +68,7 @@ def status_blocks(status: Mapping[str, Any], now: datetime) -> Iterator[Block]:
         "bcd": f"{status['version']}, process {status['pid']}",
         "receiver": status["server"],
         "session": since + (f", epoch {status['epoch']}" if status["epoch"] is not None else ""),
-        "session error": status["sessionError"],
+        "session error": status["sessionError"] if status["sessionError"] != status["identityError"] else "",
         "digest": status["digest"] or "nothing collected yet",
         "collected": f"{since_words(status['collectedAt'], now)} ({status['trigger']})" if status["collectedAt"] else "",
         "collecting": "now" if status["collecting"] else "",
@@ -103,7 +103,7 @@ def _joined(status: Mapping[str, Any]) -> str:
     """Whether the node has a certificate, until when, and what is wrong with it."""
     certificate = status["certificate"]
     if certificate is None:
-        return f"no: {status['identityError']}" if status["identityError"] else "no: --insecure, nothing is encrypted"
+        return (status["identityError"] or "no: --insecure, nothing is encrypted").replace("not joined", "no", 1)
     until = f"yes, certificate until {certificate['notAfter']} ({certificate['remaining']:.0%} of its life left)"
     wrong = (status["identityError"], certificate["renewalError"] and f"renewing it failed: {certificate['renewalError']}")
     return "; ".join((until, *(part for part in wrong if part)))

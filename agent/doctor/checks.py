@@ -18,6 +18,7 @@ from agent.render import size_words
 _DMI = ("/sys/class/dmi/id/", "/sys/firmware/dmi/")
 _CLOCK = 5.0  # seconds between our clock and the receiver's that nobody minds
 _LITTLE = 0.1  # of a certificate's life: by then it should have been renewed long ago
+_REJOIN = "bcd join --force --token-file FILE, with a token that is bound to this node"
 _ROOT = "run doctor as root"
 
 
@@ -80,7 +81,8 @@ def daemon(found: Found) -> Iterator[Line]:
     elif told["session"] != "connected":
         error = f": {told['sessionError']}" if told["sessionError"] else ""
         text = f"runs as {told['nodeId']}, process {told['pid']}; the session is {told['session']}{error}"
-        yield Line("daemon", WARNING, text, "see the line of the receiver, and the daemon's log")
+        revoked = told["sessionError"].startswith("revoked")
+        yield Line("daemon", WARNING, text, _REJOIN if revoked else "see the line of the receiver, and the daemon's log")
     elif told["abandonedWorkers"]:
         text = f"runs as {told['nodeId']}; {told['abandonedWorkers']} workers hang in a driver and cannot be ended"
         yield Line("daemon", WARNING, text, "see the kernel log for hung tasks; a reboot ends them")

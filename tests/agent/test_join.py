@@ -134,6 +134,11 @@ def test_the_token_may_come_by(bench: Bench, server: str, source: str, monkeypat
     assert len(bench.fleet.joins) == 1
 
 
+def test_a_recorded_host_does_not_join_as_this_machine(bench: Bench) -> None:
+    assert cli.main(["join", "--host", H100, "--token", "x"]) == 2
+    assert "name one with --data-dir" in bench.capsys.readouterr().err
+
+
 def test_another_address_may_be_named(bench: Bench, server: str) -> None:
     assert bench.join(bench.fleet.token(closed_port()), "--server", server)[0] == 0
 
@@ -375,7 +380,9 @@ def test_what_cannot_be_renewed_says_why_and_stands(bench: Bench) -> None:
         before = bench.kept()
         bench.fleet.answer = lambda given, context: context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "6 renewals an hour")
         code, _, err = bench.bcd("renew")
-        assert (code, "6 renewals an hour (RESOURCE_EXHAUSTED)" in err) == (2, True)
+        assert (code, "6 renewals an hour (RESOURCE_EXHAUSTED)\n  wait a minute" in err) == (2, True)
+        bench.fleet.answer = lambda given, context: context.abort(grpc.StatusCode.UNAUTHENTICATED, "revoked")
+        assert "revoked (UNAUTHENTICATED)\n  join again with a token that is bound to this node" in bench.bcd("renew")[2]
         bench.fleet.answer = lambda given, context: None
         bench.fleet.node_id = OTHER
         assert "the certificate of another node" in bench.bcd("renew")[2]

@@ -92,6 +92,37 @@ def test_status_says_what_the_receiver_has_and_how_old_each_section_is() -> None
     assert "abandoned" not in text
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, "  joined           yes, certificate until 2026-03-31T12:00:00Z (75% of its life left)"),
+        (
+            {"certificate": {"notAfter": "2026-03-31T12:00:00Z", "remaining": 0.2, "renewalError": "nobody answers"}},
+            "(20% of its life left); renewing it failed: nobody answers",
+        ),
+        ({"identityError": "the certificate expired"}, "(75% of its life left); the certificate expired"),
+        ({"joined": False, "certificate": None, "identityError": ""}, "  joined           no: --insecure, nothing is encrypted"),
+    ],
+)
+def test_status_says_whether_the_node_has_joined_and_until_when(changed: dict[str, object], said: str) -> None:
+    assert said in "\n".join(plain(status_blocks(STATUS | changed, NOW)))
+
+
+def test_status_of_a_node_that_has_not_joined_says_once_what_to_do() -> None:
+    why = "not joined: bcd join --token-file FILE"
+    bare = {
+        "nodeId": None,
+        "joined": False,
+        "certificate": None,
+        "identityError": why,
+        "sessionError": why,
+        "session": "not joined",
+    }
+    text = "\n".join(plain(status_blocks(STATUS | bare, NOW)))
+    assert "  node             none\n  joined           no: bcd join --token-file FILE" in text
+    assert text.count("bcd join") == 1
+
+
 def test_status_shows_the_commands_that_run() -> None:
     commands = [{"id": "cmd_1", "kind": "diag.dcgm", "since": "2026-03-01T12:00:00.000Z"}]
     text = "\n".join(plain(status_blocks(STATUS | {"commands": commands}, NOW)))

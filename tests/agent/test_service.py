@@ -26,6 +26,7 @@ from agent.errors import UserError
 from agent.inventory import Store
 from agent.sections import Collected, Failed, Section
 from agent.service import Daemon
+from agent.session import reconnect
 from agent.systemd import Notifier
 from tests.agent.session.fake_gateway import FakeGateway, Stream, until
 from tests.hosts_catalog import HOSTS
@@ -157,6 +158,33 @@ def test_the_first_start_collects_everything_and_the_receiver_gets_it(bench: Ben
         assert (status["nodeId"], status["digest"]) == (run.gateway.streams[0].node_id, run.offers()[0].digest)
 
     bench.run(test)
+
+
+def test_a_restart_names_the_run_before_and_who_was_superseded_comes_back_as_another(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconnect, "RECONNECT", {"superseded": (0.05, 0.1)})
+    hellos: list[wire.Hello] = []
+
+    async def supersede(stream: Stream) -> None:
+        hellos.append(await stream.welcome(epoch=len(hellos) + 1))
+        if len(hellos) == 2:
+            await stream.say(session_end=wire.SessionEnd(reason=wire.SESSION_END_REASON_SUPERSEDED))
+        await stream.stay()
+
+    async def until_told(run: Run) -> None:
+        seen = len(hellos) + 1 + (len(hellos) == 1)
+        await until(lambda: len(hellos) == seen)
+        while (await run.ask("status"))["epoch"] != seen:
+            await asyncio.sleep(0.01)
+
+    bench.run(until_told, supersede)  # 1
+    bench.run(until_told, supersede)  # 2, which is superseded, and 3
+    first, second, third = hellos
+    assert (first.previous_instance_id, first.HasField("previous_epoch")) == ("", False)
+    assert (second.previous_instance_id, second.previous_epoch) == (first.instance_id, 1)
+    assert (third.previous_instance_id, third.previous_epoch) == ("", 2)
+    assert len({hello.instance_id for hello in hellos}) == 3
 
 
 def test_a_restart_in_the_same_boot_reports_without_collecting(bench: Bench) -> None:
@@ -396,7 +424,7 @@ def test_hello_is_said_again_when_nvml_begins_to_answer(bench: Bench) -> None:
         await until(lambda: run.gateway.streams and "status_report" in run.gateway.streams[0].kinds())
         assert run.collector.gate
         run.collector.gate.set()
-        await run.applied()
+        await until(lambda: run.gateway.streams[0].kinds().count("hello") == 2)
         hellos = [list(r.hello.capabilities) for r in run.gateway.streams[0].received if r.WhichOneof("message") == "hello"]
         assert hellos == [[], ["nvml"]]
 

@@ -82,6 +82,15 @@ def test_the_daemon_runs_and_is_connected(told: Any, why: str, expected: str) ->
     assert verdict(checks.daemon, found(data_dir=OPEN, daemon=told, no_daemon=why)) == expected
 
 
+def test_the_daemon_s_line_says_what_brings_a_node_back() -> None:
+    told = RUNNING | {"session": "not joined", "nodeId": None}
+    line = only(checks.daemon, found(data_dir=OPEN, daemon=told))
+    assert (line.text, line.todo) == ("runs, process 812, and has not joined", "bcd join --token-file FILE")
+    told = RUNNING | {"session": "waiting", "sessionError": "revoked: the node was retired"}
+    line = only(checks.daemon, found(data_dir=OPEN, daemon=told))
+    assert (line.verdict, line.todo) == (WARNING, "bcd join --force --token-file FILE, with a token that is bound to this node")
+
+
 @pytest.mark.parametrize(
     ("log", "expected"),
     [

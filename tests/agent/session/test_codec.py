@@ -26,7 +26,9 @@ def test_hello_carries_who_and_when_and_an_absent_epoch_is_absent() -> None:
     assert (wire.sent_at.seconds, wire.sent_at.nanos, wire.digest) == (1717171717, 250_000_000, "d1")
     assert not wire.HasField("previous_epoch")
     assert [(d.id, d.version, list(d.kinds)) for d in wire.drivers] == [("libvirt-kvm", "10.0", ["vm"])]
-    again = one(m.Hello("0.1.0", "boot", "instance", previous_epoch=0)).hello
+    assert wire.previous_instance_id == ""
+    again = one(m.Hello("0.1.0", "boot", "instance", previous_epoch=0, previous_instance_id="before")).hello
+    assert again.previous_instance_id == "before"
     assert again.HasField("previous_epoch")
 
 
