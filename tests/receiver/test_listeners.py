@@ -22,7 +22,7 @@ from tests.fake_daemon import FakeDaemon, Over, until
 from tests.receiver.live import ask, refused
 from tests.receiver.tls import Secure, free_ports, secure, secured, write_cas
 
-EMPTY = {"nodes": [], "nextCursor": None}
+EMPTY: dict[str, object] = {"nodes": [], "nextCursor": None}
 ADOPTED = "SELECT status FROM nodes WHERE id = %s"
 
 
