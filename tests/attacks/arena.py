@@ -29,6 +29,7 @@ from tests.receiver.tls import Node, Secure, secure
 CODE = grpc.StatusCode
 REVOKED = wire.SESSION_END_REASON_REVOKED
 BAD_MESSAGE = wire.SESSION_END_REASON_BAD_MESSAGE
+ITS_OWN = ("nodes", "sessions")  # what a session writes, of its own node
 QUIET = 0.15  # seconds without a change: what was under way is written
 
 
