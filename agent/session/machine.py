@@ -2,8 +2,7 @@
 
 Events are the gateway's messages and our own: Opened, HelloChanged, StatusChanged, InventoryChanged, CommandDone, Tick, Lost. A
 rule returns the next state and what goes out: messages to send, and notes to the daemon (Welcomed, Answered, CollectAgain,
-Ordered, Acknowledged, Close; Greeting is the stream's own). A pair that is not in the table changes nothing: the peer may be
-newer, or its message crossed ours.
+Ordered, Acknowledged, Close). A pair that is not in the table changes nothing: the peer may be newer, or its message crossed ours.
 
 One State outlives its stream: `Opened` begins the next session and keeps what was applied or refused. Times are seconds
 of one monotonic clock.
@@ -91,7 +90,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """Hello is about to be sent as this node."""
+    """The stream's own note: Hello is about to be sent as this node."""
 
     node_id: str
 
