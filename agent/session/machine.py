@@ -2,7 +2,7 @@
 
 Events are the gateway's messages and our own: Opened, HelloChanged, StatusChanged, InventoryChanged, CommandDone, Tick, Lost. A
 rule returns the next state and what goes out: messages to send, and notes to the daemon (Welcomed, Answered, CollectAgain,
-Ordered, Acknowledged, Close). A pair that is not in the table changes nothing: the peer may be newer, or its message crossed ours.
+Ordered, Acknowledged, Close). A pair that is not in the table changes nothing: the peer may be newer, or messages crossed.
 
 One State outlives its stream: `Opened` begins the next session and keeps what was applied or refused. Times are seconds
 of one monotonic clock.
