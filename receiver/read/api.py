@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import psycopg
@@ -30,7 +30,7 @@ from bettercompute.control.v1 import (
     tokens_pb2,
 )
 from google.protobuf import message_factory
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from sqlalchemy import Engine, Row
 from sqlalchemy.engine import Connection
 
@@ -54,6 +54,7 @@ from receiver.read.answers import (
 from receiver.read.tokens import ADMIN, READ, Forbidden, Scope, Unauthenticated, caller, narrowed
 from receiver.store.database import LOST_RACE
 
+M = TypeVar("M", bound=Message)
 Context = grpc.aio.ServicerContext[Any, Any]
 Who = Callable[[Connection], Scope]  # looks up what the caller of a call may see and do
 Run = Callable[[Engine, Who, Any], Message]  # a method: called in a thread with the request, answers the response
@@ -168,20 +169,26 @@ class Api:
         return {name: lambda server, name=name: self._add(server, name) for name in SERVICES}  # type: ignore[misc]
 
     def _add(self, server: grpc.aio.Server, name: str) -> None:
-        handlers = {}
+        handlers: dict[str, Any] = {}
         for method in SERVICES[name].methods:
-            reads = message_factory.GetMessageClass(method.input_type).FromString
             if method.server_streaming:
-                handlers[method.name] = grpc.unary_stream_rpc_method_handler(self.watch, reads, _serialize)
+                handlers[method.name] = grpc.unary_stream_rpc_method_handler(self.watch, None, _serialize)
             elif name_of(method) in self.methods:
-                run = self._unary(name_of(method), self.methods[name_of(method)])
-                handlers[method.name] = grpc.unary_unary_rpc_method_handler(run, reads, _serialize)
+                kind = message_factory.GetMessageClass(method.input_type)
+                run = self._unary(name_of(method), kind, self.methods[name_of(method)])
+                handlers[method.name] = grpc.unary_unary_rpc_method_handler(run, None, _serialize)
         server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(name, handlers)])
 
-    def _unary(self, name: str, run: Run) -> Callable[[Any, Context], Any]:
-        async def handle(request: Any, context: Context) -> Message:
+    def _unary(self, name: str, kind: type[Message], run: Run) -> Callable[[bytes, Context], Any]:
+        """Requests come as bytes: what is none is refused like all else, and is no traceback in the log."""
+
+        async def handle(data: bytes, context: Context) -> Message:
+            def answer() -> Message:
+                request = _read(kind, data)
+                return run(self.engine, self._who(context, request), request)
+
             with self._counted(), self.measures.call(name):
-                message: Message = await self._guarded(context, lambda: run(self.engine, self._who(context, request), request))
+                message: Message = await self._guarded(context, answer)
             return message
 
         return handle
@@ -210,11 +217,10 @@ class Api:
             code, says = next((code, says) for kind, code, says in REFUSALS if isinstance(error, kind))
             await context.abort(code, says or " ".join(str(error)[:REFUSAL].split("\n")[0].split()))
 
-    async def watch(
-        self, request: events_pb2.EventsServiceWatchRequest, context: Context
-    ) -> AsyncIterator[events_pb2.EventsServiceWatchResponse]:
+    async def watch(self, data: bytes, context: Context) -> AsyncIterator[events_pb2.EventsServiceWatchResponse]:
         """Each event behind the cursor (without one: from now on), as it is committed, until the caller hangs up."""
         with self._counted():
+            request = await self._guarded(context, lambda: _read(events_pb2.EventsServiceWatchRequest, data))
             async for response in self._followed(request, context):
                 yield response
 
@@ -270,6 +276,13 @@ def _watcher(db: Connection, who: Who) -> Scope:
     seen = who(db)
     seen.require(READ, "events.watch")
     return seen
+
+
+def _read(kind: type[M], data: bytes) -> M:
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise Invalid(f"{len(data)} bytes are no {kind.DESCRIPTOR.name}") from error
 
 
 def _serialize(message: Message) -> bytes:
