@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import itertools
+import re
 import ssl
 import time
 from collections.abc import Callable, Iterator
@@ -145,6 +146,20 @@ def test_known_signature() -> None:
     key = base64.b64decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
     headers = webhook.signed("msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}', [key])
     assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+def test_the_check_in_the_docs_takes_what_is_ours_and_nothing_else() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/receiver.md").read_text()
+    found = re.search(r"```python\n(.*?)```", page, re.DOTALL)
+    assert found
+    names: dict[str, Any] = {}
+    exec(found[1], names)  # noqa: S102 - it is ours
+    genuine, now = names["genuine"], int(time.time())
+    headers = webhook.signed("evt_1", now, b"{}", [b"new secret", SECRET])
+    assert genuine(headers, b"{}", SECRET)
+    assert not genuine(headers, b"{ }", SECRET)
+    assert not genuine(headers, b"{}", b"another")
+    assert not genuine(webhook.signed("evt_1", now - 400, b"{}", [SECRET]), b"{}", SECRET)
 
 
 # ---- what the endpoint answers
