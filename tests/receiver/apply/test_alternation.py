@@ -10,6 +10,7 @@ from receiver.apply.act import act
 from receiver.apply.identity import resolve_identity
 from receiver.apply.session import CHANNEL, DISBELIEVED, Over, Revoked, hello, over
 from receiver.errors import Refused
+from receiver.planning.view import ConditionRow
 from receiver.store import certificates
 from receiver.store.database import Connection
 from tests.receiver.builders import NODE, OTHER, apply, host, told
@@ -194,6 +195,14 @@ def test_no_inventory_and_no_report_ends_it(tx: Connection) -> None:
     quarantined(tx)
     apply(tx, host(1))
     assert (conditions(tx), reasons(tx)) == ([("true", "DuplicateSession", True)], ["DuplicateIdentity"])
+
+
+def test_joining_again_ends_no_dispute_about_a_gpu(tx: Connection) -> None:
+    quarantined(tx)
+    owned = ConditionRow("DuplicateIdentity", "GPU-1", reason="DeviceOwned", evidence={"otherNode": OTHER})
+    act(tx, NODE, lambda facts, draft: draft.put("conditions", owned))
+    rejoin(tx, "new")
+    assert sorted(conditions(tx)) == [("false", "", False), ("true", "DeviceOwned", True)]
 
 
 def test_the_machine_that_joined_again_has_the_session_to_itself(tx: Connection) -> None:
