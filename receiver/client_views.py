@@ -87,9 +87,14 @@ def join_token(row: Object) -> Object:
     return {"id": keys["id"], "left": f"{left} of {row.get('uses')}", **keys}
 
 
-def once(row: Object, cell: client_why.Cell) -> Iterable[str]:
+def new_token(row: Object, cell: client_why.Cell) -> Iterable[str]:
     """What is said above a new token."""
-    yield "This is shown only here."
+    yield "This token is shown only here. For better-compute: --token-file FILE"
+
+
+def new_join_token(row: Object, cell: client_why.Cell) -> Iterable[str]:
+    """What is said above a new string to join with."""
+    yield "This token is shown only here. On the node: bcd join --token-file FILE"
 
 
 VIEWS: Mapping[str, Callable[[Object], Object]] = {
@@ -140,7 +145,8 @@ ANSWERS: Mapping[str, Callable[[Object], Object]] = {
 }
 TEXTS: Mapping[str, Callable[[Object, client_why.Cell], Iterable[str]]] = {
     "nodes.why": client_why.lines,
-    **dict.fromkeys(("tokens.create", "joinTokens.create"), once),
+    "tokens.create": new_token,
+    "joinTokens.create": new_join_token,
 }
 
 

@@ -53,12 +53,20 @@ def at_database(config: Config) -> Iterator[str]:
         yield config.database_url
         return
     directory = Path(config.data_dir)
+    _check_owner(directory)
     if (url := embedded.running_url(directory, DATABASE)) is not None:
         yield url
         return
     with embedded.start(directory) as server:
         database.create_database(server.url(), DATABASE)
         yield server.url(DATABASE)
+
+
+def _check_owner(directory: Path) -> None:
+    """Raises ReceiverError when root would make a database in which its user finds files that are not its own."""
+    if os.geteuid() == 0 and directory.is_dir() and (owner := directory.stat().st_uid) != 0:
+        hint = f"run it as that user: sudo -u '#{owner}' bc-receiver ..."
+        raise ReceiverError(f"use the database in {directory}", f"the directory is of user {owner}, and this is root", hint)
 
 
 def create_token(url: str, by: str, request: TokensServiceCreateRequest) -> Made:

@@ -122,10 +122,11 @@ def _told(cas: Iterable["Ca"]) -> Iterable[str]:
 
 def _next(cas: Iterable["Ca"]) -> Iterable[str]:
     ca = next(one.certificate for one in cas if one.of == "receivers")
-    yield "keep the keys of the CAs: who has them can make nodes and receivers. Other receivers of this database need copies"
-    yield "bc-receiver serve"
-    yield f"export BETTER_COMPUTE_CA={ca} BETTER_COMPUTE_TOKEN=...   the token above"
-    yield "better-compute api joinTokens.create                            one string, with which a node joins: bcd join"
+    yield "1  keep both keys safe; give the same four files to every other receiver of this database"
+    yield "2  bc-receiver serve"
+    yield f"3  export BETTER_COMPUTE_CA={ca} BETTER_COMPUTE_TOKEN=...    the token above"
+    yield "   better-compute api nodes.list"
+    yield "4  better-compute api joinTokens.create    the one string with which a node joins: bcd join"
 
 
 def _print_token(made: "Made", words: str) -> None:

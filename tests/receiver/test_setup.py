@@ -142,6 +142,17 @@ def test_a_directory_that_cannot_be_written_is_said(tmp_path: Path) -> None:
         setup.ensure_cas(Config(tls_dir=str(tmp_path / "file" / "tls")))
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_what_root_makes_is_its_directorys_owners(tmp_path: Path) -> None:
+    os.chown(tmp_path, 4711, 4712)
+    setup.ensure_cas(Config(tls_dir=str(tmp_path / "tls")))
+    made = [tmp_path / "tls", *(tmp_path / "tls").iterdir()]
+    assert {(path.stat().st_uid, path.stat().st_gid) for path in made} == {(4711, 4712)}
+    with pytest.raises(ReceiverError, match="sudo -u '#4711'"), setup.at_database(Config(data_dir=str(tmp_path))):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["tls"]
+
+
 def test_a_ca_that_appears_meanwhile_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "there").write_text("theirs")
     with pytest.raises(ReceiverError, match="there"):
