@@ -107,6 +107,7 @@ async def _serve(config: Config, url: str, server: EmbeddedPostgres | None, iden
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     receiver = Receiver(config, url, identity)
+    loop.add_signal_handler(signal.SIGHUP, receiver.read_again)
     try:
         await receiver.start()
         listens = {"join": config.listen_join} if identity else {}
@@ -241,6 +242,15 @@ class Receiver:
         end = time.monotonic() + seconds
         while (self.registry.streams or self.api.calls) and time.monotonic() < end:
             await asyncio.sleep(0.02)
+
+    def read_again(self) -> None:
+        """SIGHUP: certificates and CAs that changed are taken at once; they are looked at every few seconds anyway."""
+        LOG.info("reading certificates again", extra={"otherSettings": "from the next start on"})
+        if self.identity:
+            self._spawn(self._refreshed(self.identity))
+
+    async def _refreshed(self, identity: Identity) -> None:
+        await asyncio.to_thread(identity.refresh)
 
     def check(self) -> None:
         """Raises what ended a task that should not end: a receiver that forgets its nodes must not look alive."""

@@ -194,6 +194,15 @@ def test_drains_open_calls_on_sigterm(database: str, short: Path) -> None:
             list(watch)
 
 
+def test_sighup_ends_nothing(database: str, short: Path) -> None:
+    with serving("--database-url", database, *flags(short)) as process:
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.5)
+        code, rest = stop(process)
+        assert code == 0
+        assert "reading certificates again otherSettings=" in rest
+
+
 def test_tells_systemd_and_journald(database: str, short: Path) -> None:
     address = str(short / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:

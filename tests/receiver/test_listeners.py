@@ -151,6 +151,14 @@ async def test_a_renewed_certificate_is_shown_to_the_next_and_nobody_is_sent_awa
 
 
 @secured
+async def test_sighup_has_files_that_changed_taken_at_once(served: Secure) -> None:
+    pinned = served.folder / "server-ca.pem"
+    pinned.write_bytes(pinned.read_bytes() + create_ca("receivers, next", datetime.now(UTC))[1])
+    served.receiver.read_again()
+    await until("the second CA", lambda: len(certificates(served.identity.server_ca.encode())) == 2, 5.0)
+
+
+@secured
 async def test_the_ca_of_nodes_is_replaced_in_two_steps(served: Secure) -> None:
     """First both are believed and the new one signs; then the old one is no more, and who was signed by it is out."""
     old = served.admit()
