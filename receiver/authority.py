@@ -5,6 +5,7 @@ Of what a node sends only its public key is used: every word in its certificate 
 """
 
 import ipaddress
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -21,9 +22,11 @@ LARGEST_CSR = 4 << 10  # bytes
 CA_LIFE = timedelta(days=3650)
 EARLIER = timedelta(hours=1)  # how long ago a certificate begins: the clocks of nodes are not the receiver's
 NODE_URI = "bc://node/"
+_HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
 
 PublicKey: TypeAlias = ec.EllipticCurvePublicKey
 SigningKey: TypeAlias = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
+CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
 E = TypeVar("E", bound=x509.ExtensionType)
 
 
@@ -171,9 +174,9 @@ def load_key(pem: bytes) -> SigningKey:
         raise BadCertificate("the key has a passphrase, and nobody is there to type it") from error
     except (ValueError, UnsupportedAlgorithm) as error:
         raise BadCertificate("there is no private key in PEM that can be read") from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey):
-        raise BadCertificate("the key is neither of an elliptic curve nor RSA: gRPC's TLS takes no other")
-    return key
+    if isinstance(key, rsa.RSAPrivateKey) or (isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, CURVES)):
+        return key
+    raise BadCertificate("the key is neither RSA nor on P-256, P-384 or P-521: gRPC's TLS takes no other")
 
 
 def key_pem(key: SigningKey) -> bytes:
@@ -287,6 +290,9 @@ def _general_name(name: str) -> x509.GeneralName:
     except ValueError:
         pass
     try:
-        return x509.DNSName(name.encode("idna").decode() if not name.isascii() else name)
-    except ValueError as error:  # UnicodeError too
-        raise BadCertificate(f"{name!r} is neither a host name nor an address") from error
+        encoded = name if name.isascii() else name.encode("idna").decode()
+    except UnicodeError:
+        encoded = ""
+    if not _HOST_NAME.fullmatch(encoded):
+        raise BadCertificate(f"{name!r} is neither a host name nor an address")
+    return x509.DNSName(encoded)

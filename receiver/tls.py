@@ -215,7 +215,8 @@ class Identity:
         authority = _checked(self.paths.server_ca, lambda: ServerAuthority(server_ca, ca_key), key_is)
         _check_dates(self.paths.server_ca, [authority.ca], now)
         life = timedelta(seconds=config.tls_server_life)
-        key, issued = _checked(self.paths.server_ca, lambda: authority.mint(server_names(config), now, life))
+        named = "names are those of tls.names, advertise.*, listen.* and of this host"
+        key, issued = _checked(self.paths.server_ca, lambda: authority.mint(server_names(config), now, life), named)
         return key, issued.pem.encode(), issued.not_after, now + (issued.not_after - now) * 2 / 3
 
     def _brought(

@@ -21,6 +21,7 @@ from receiver.authority import (
     covers,
     create_ca,
     fingerprint_of,
+    key_pem,
     load_key,
 )
 from receiver.ids import mint
@@ -152,7 +153,8 @@ def test_refuses_a_ca_that_cannot_sign() -> None:
         (key, key, "no certificate in PEM"),
         (pem, pem, "no private key in PEM"),
         (pem, locked, "passphrase"),
-        (pem, edwards, "neither of an elliptic curve nor RSA"),
+        (pem, edwards, "neither RSA nor on P-256"),
+        (pem, key_pem(ec.generate_private_key(ec.SECP256K1())), "neither RSA nor on P-256"),
     ]:
         with pytest.raises(BadCertificate, match=says):
             NodeAuthority(given_pem, given_key)
@@ -174,6 +176,13 @@ def test_refuses_a_servers_certificate_that_nodes_would_not_take() -> None:
     ]:
         with pytest.raises(BadCertificate, match=says):
             check_server(shown, held, believed, names)
+
+
+@pytest.mark.parametrize("name", ["https://gpu-1", "a b", "", "gpu-1:7443", "x" * 254, "-a", "a,b"])
+def test_refuses_to_sign_for_what_is_no_name(name: str) -> None:
+    key, pem = create_ca("receivers", NOW)
+    with pytest.raises(BadCertificate, match="neither a host name nor an address"):
+        ServerAuthority(pem, key).mint([name], NOW, MONTH)
 
 
 def test_an_absent_san_covers_nothing() -> None:
