@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check format lint types contracts proto docs lock bench proof-spine proof-watch proof-conclude proof-lifecycle clean
+.PHONY: demo test check format lint types contracts proto docs lock packaged deb bench proof-spine proof-watch proof-conclude proof-lifecycle proof-install clean
 
 $(STAMP): requirements.lock pyproject.toml
 	@echo "setting up $(VENV) (once; about a minute)"
@@ -28,7 +28,7 @@ lint: $(STAMP)
 	@$(BIN)/ruff check .
 
 types: $(STAMP)
-	@$(BIN)/mypy agent receiver proto/bettercompute/contract docs tests
+	@$(BIN)/mypy agent receiver proto/bettercompute/contract docs packaging/build.py packaging/files.py tests
 
 contracts: $(STAMP)
 	@$(BIN)/lint-imports
@@ -39,9 +39,18 @@ proto: $(STAMP)      ## regenerate the committed stubs
 docs: $(STAMP)       ## rewrite the tables in docs/ from the tables in the code
 	@$(BIN)/python docs/generate.py
 
-lock:                ## rewrite requirements.lock (needs uv)
+packaged: $(STAMP)   ## rewrite packaging/config from the settings in the code
+	@$(BIN)/python packaging/files.py --config packaging/config
+
+deb: $(STAMP)        ## packages of bcd and bc-receiver in dist/, for a distribution's Python: make deb PYTHON=python3.12
+	@$(BIN)/python packaging/build.py --python $(PYTHON)
+
+lock:                ## rewrite requirements.lock, and of it the locks of the packages (needs uv)
 	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url \
 	  --extra receiver --extra dev --extra build pyproject.toml -o requirements.lock
+	for package in bcd "bc-receiver --extra receiver"; do set -- $$package; name=$$1; shift; \
+	  uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url \
+	  -c requirements.lock "$$@" pyproject.toml -o packaging/locks/$$name.txt; done
 
 bench: $(STAMP)      ## one table: what, figure, floor, ratio, aim, met or missed
 	@$(BIN)/python -m tests.bench
@@ -61,5 +70,10 @@ proof-lifecycle: $(STAMP)  ## the same for the loops: a fleet of 1,000 nodes tha
 	@BC_PROOF=1 $(BIN)/pytest --timeout=3000 tests/simulation tests/receiver/test_handing_over.py tests/receiver/apply/test_hygiene_at_scale.py \
 	  tests/receiver/apply/test_acceptance_histories.py tests/receiver/apply/test_repairs_histories.py
 
+proof-install: $(STAMP)  ## the packages on fresh Debian machines (debootstrap, systemd-nspawn; as root), figures at the end
+	@mkdir -p build/install && rm -f build/install/figures
+	@BC_PROOF=1 BC_FIGURES=build/install/figures $(BIN)/pytest --timeout=3000 tests/packaging
+	@cat build/install/figures
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -98,7 +98,7 @@ def make_tree(package: Package, target: Target, tree: Path, wheel: Path) -> None
     """Everything that a package installs, below `tree`."""
     site = tree / package.opt / f"lib/python{target.minor}/site-packages"
     site.mkdir(parents=True)
-    pip = (sys.executable, "-m", "pip", "--python", target.path, "--disable-pip-version-check", "-q", "install", "--no-compile")
+    pip = (sys.executable, "-m", "pip", "--python", target.path, "-qq", "install", "--no-compile", "--root-user-action=ignore")
     wheels = ("--no-deps", "--only-binary", ":all:", "--target", site)
     run(*pip, *wheels, "--require-hashes", "-r", HERE / f"locks/{package.name}.txt")
     run(*pip, *wheels, wheel)
@@ -175,8 +175,8 @@ def script(name: str, package: Package) -> str:
     return text
 
 
-def deb(package: Package, target: Target, tree: Path, output: Path) -> Path:
-    """The .deb."""
+def deb(package: Package, target: Target, tree: Path, output: Path, compression: str) -> Path:
+    """The .deb. `compression` is dpkg-deb's: xz, zstd, gzip."""
     architecture = run("dpkg", "--print-architecture").strip()
     control = tree / "DEBIAN"
     control.mkdir()
@@ -195,7 +195,7 @@ def deb(package: Package, target: Target, tree: Path, output: Path) -> Path:
         (control / name).write_text(script(f"debian/{name}", package))
         (control / name).chmod(0o755)
     made = output / f"{package.name}_{target.full}_{architecture}.deb"
-    run("dpkg-deb", "--root-owner-group", "-Zxz", "--build", tree, made, SOURCE_DATE_EPOCH=str(target.epoch))
+    run("dpkg-deb", "--root-owner-group", f"-Z{compression}", "--build", tree, made, SOURCE_DATE_EPOCH=str(target.epoch))
     shutil.rmtree(control)
     return made
 
@@ -232,8 +232,10 @@ def targets(python: str) -> Target:
     return Target(path, minor, version, int(epoch))
 
 
-def build(names: Sequence[str], target: Target, output: Path, kept: Path | None) -> Iterator[Path]:
-    """Builds these packages; the files."""
+def build(
+    names: Sequence[str], target: Target, output: Path, kept: Path | None = None, compression: str = "xz"
+) -> Iterator[Path]:
+    """Builds these packages; the files. `kept`: where their trees are left too."""
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bc-packaging-") as work:
         epoch = {"SOURCE_DATE_EPOCH": str(target.epoch)}
@@ -254,7 +256,7 @@ def build(names: Sequence[str], target: Target, output: Path, kept: Path | None)
         for name in names:
             tree = Path(work, name)
             make_tree(PACKAGES[name], target, tree, wheel)
-            yield deb(PACKAGES[name], target, tree, output)
+            yield deb(PACKAGES[name], target, tree, output, compression)
             if shutil.which("rpmbuild"):
                 yield rpm(PACKAGES[name], target, tree, output, Path(work))
             if kept:
@@ -267,12 +269,15 @@ def main() -> int:
     parser.add_argument("--python", default="python3", help="the distribution's Python, by its name (default: %(default)s)")
     parser.add_argument("--output", type=Path, default=SOURCE / "dist", help="where the packages go (default: dist)")
     parser.add_argument("--tree", type=Path, help="keep the trees here, a directory a package")
+    parser.add_argument("--compression", default="xz", help="of the .debs: xz, zstd or gzip (default: %(default)s)")
     parser.add_argument("packages", nargs="*", metavar="PACKAGE", help=f"of {', '.join(PACKAGES)}; default: all")
     arguments = parser.parse_args()
     if unknown := set(arguments.packages) - set(PACKAGES):
         parser.error(f"no package is named {', '.join(sorted(unknown))}")
     target = targets(arguments.python)
-    for made in build(arguments.packages or list(PACKAGES), target, arguments.output.absolute(), arguments.tree):
+    for made in build(
+        arguments.packages or list(PACKAGES), target, arguments.output.absolute(), arguments.tree, arguments.compression
+    ):
         sys.stdout.write(f"{made} ({made.stat().st_size / 1e6:.1f} MB)\n")
     return 0
 
