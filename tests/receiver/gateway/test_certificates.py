@@ -269,6 +269,22 @@ async def test_a_daemon_that_comes_back_a_hundred_times_wherever_it_is_led_is_ne
     assert (daemon.epoch, security(one)) == (100, [])
 
 
+@secured
+async def test_a_run_of_bcd_that_could_not_keep_its_epoch_is_known_by_the_run_after_it(served: Secure) -> None:
+    node = served.admit()
+    killed = at(served, node, boot_id="b")
+    await killed.connect()
+    await killed.close()
+    for before, told in ((killed.hello().instance_id, []), ("another", ["duplicate-session"])):
+        daemon = at(served, node, boot_id="b")
+        await daemon.open()
+        hello = daemon.hello()
+        hello.previous_instance_id = before
+        await daemon.send(hello=hello)
+        await daemon.receive()
+        assert security(served) == told
+
+
 # -- a session that nobody has
 
 
