@@ -173,7 +173,7 @@ class Receiver:
         for server in self.servers:
             await server.start()
         if self.config.metrics_listen:
-            self.metrics = metrics.listen(self.config.metrics_listen, metrics.of_receiver(self._measured()))
+            self.metrics = metrics.listen(self.config.metrics_listen, metrics.of_receiver(self.measured()))
         chores = {
             "heartbeat": beat_forever(self.registry, self.jobs),
             "replanning": replan_forever(self.jobs),
@@ -213,7 +213,8 @@ class Receiver:
         callers.add_services(self.api.services())
         return callers
 
-    def _measured(self) -> metrics.Sources:
+    def measured(self) -> metrics.Sources:
+        """The parts that `metrics.listen` tells of."""
         told = bool(self.config.webhook_url)
         return metrics.Sources(self.jobs, self.engine, self.singletons, lambda: self.api.calls, self.identity, told)
 

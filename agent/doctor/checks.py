@@ -1,5 +1,6 @@
 """Doctor's lines of everything but the GPUs. Pure: what was found in, lines out."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -35,12 +36,12 @@ def kernel(found: Found) -> Iterator[Line]:
 
 
 def configuration(found: Found) -> Iterator[Line]:
-    """Whether it reads."""
+    """Whether it reads: a line for each thing that is wrong."""
     place = found.place
-    if place.wrong:
-        wrong, _, todo = place.wrong.partition("\n")
+    for error in re.split(r"\n(?! )", place.wrong) if place.wrong else ():  # a hint is indented
+        wrong, _, todo = error.partition("\n")
         yield Line("configuration", FAIL, wrong, todo.strip() or "mend it; the rest of this report goes by the defaults")
-    else:
+    if not place.wrong:
         yield Line(
             "configuration", PASS, f"{place.source} reads" if place.source else f"the defaults; there is no {DEFAULT_FILE}"
         )

@@ -76,7 +76,7 @@ def of_receiver(database: str, secret: Path) -> tuple[list[Metric], bytes]:
             await served.api("nodes.list")
             await until("the webhook", lambda: served.rows("SELECT count(*) FROM webhooks") == [(1,)])
             served.receiver.jobs.measures.worked("hygiene", "done", 0.1, Swept(raised=Counter({"NodeSilent": 1})))
-            collectors = receiver.metrics.of_receiver(served.receiver._measured())
+            collectors = receiver.metrics.of_receiver(served.receiver.measured())
             return await asyncio.to_thread(lambda: (list(families(collectors)), scraped(collectors)))
 
     return asyncio.run(main())

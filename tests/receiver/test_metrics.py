@@ -147,7 +147,7 @@ def test_an_address_that_is_taken_costs_the_metrics_only(caplog: pytest.LogCaptu
 async def scraped(served: Live) -> dict[tuple[str, ...], float]:
     """What Prometheus has of a receiver, asked over HTTP. What the database said before is not told on."""
     port = free_port()
-    listening = metrics.listen(f"127.0.0.1:{port}", metrics.of_receiver(served.receiver._measured()))
+    listening = metrics.listen(f"127.0.0.1:{port}", metrics.of_receiver(served.receiver.measured()))
     assert listening is not None
     try:
         return await asyncio.to_thread(samples, port)
@@ -213,7 +213,7 @@ async def test_what_waits_in_the_database_is_told(served: Live) -> None:
 
 @live
 async def test_the_database_is_asked_once_however_many_ask(served: Live) -> None:
-    waiting = metrics.Waiting(served.receiver._measured(), lambda: clock[0])
+    waiting = metrics.Waiting(served.receiver.measured(), lambda: clock[0])
     clock = [0.0]
     with patch.object(depths, "read", wraps=depths.read) as read:
         for _ in range(5):

@@ -52,6 +52,16 @@ def test_a_configuration_that_does_not_read_is_a_failure_with_its_line() -> None
     assert only(checks.configuration, found(place=replace(HERE, source="/etc/bcd/bcd.toml"))).text == "/etc/bcd/bcd.toml reads"
 
 
+def test_each_thing_that_is_wrong_in_the_configuration_has_a_line_of_its_own() -> None:
+    wrong = "bcd.toml:1: settle: 'soon': no\n  how long.\nbcd.toml:2: unknown key 'sever'\n  the keys are server\n--x: 'y': no"
+    lines = [(line.text, line.todo) for line in checks.configuration(found(place=replace(HERE, wrong=wrong)))]
+    assert lines[:2] == [
+        ("bcd.toml:1: settle: 'soon': no", "how long."),
+        ("bcd.toml:2: unknown key 'sever'", "the keys are server"),
+    ]
+    assert lines[2] == ("--x: 'y': no", "mend it; the rest of this report goes by the defaults")
+
+
 @pytest.mark.parametrize(
     ("directory", "expected"),
     [
