@@ -39,8 +39,10 @@ def _quoted(value: object) -> str:
 
 def inventory(run: Fleet) -> None:
     """What nodes have, and what differs."""
-    lab = copy("h100-sxm-8", run.base / "lab")
-    say("starting bcd for this host and an 8 x H100 host")
+    lab = copy("h100-sxm-8", run.base / "hosts" / "lab")
+    say("this host and an 8 x H100 host join, each with a token: its key is made there, its certificate is the receiver's")
+    print(f"\n$ bcd join --token-file token\n{run.join('this-host', None)}", flush=True)
+    say("starting bcd for both")
     for name, host in {"this-host": None, "lab": lab}.items():
         run.daemon(name, host)
     nodes = {name: run.applied(name)["nodeId"] for name in run.daemons}
@@ -64,8 +66,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bc-demo-") as directory:
         base = Path(directory)
         models = older_table(base / "models.json")
-        say("starting Postgres and the receiver")
-        with fleet(base, "--models", str(models)) as run:
+        say("starting Postgres and the receiver, with two CAs of its own")
+        with fleet(base, "--models", str(models), secure=True) as run:
             inventory(run)
             story = Story(run, say, lambda method, **arguments: show(run, method, **arguments))
             story.tell(models)

@@ -210,9 +210,11 @@ class Story:
         for key in ("devices", "noScheduleReasons", "labels", "appliedSnapshotId"):
             assert after.get(key) == before.get(key), key
         self.show("inventory.history", nodeId=node)
-        self.say("the lease ends: the machine is wiped and rebooted, and its word counts again")
+        self.say("the lease ends, and with it the node's certificate; the machine is wiped, joins again, and its word counts")
         self.run.api("nodes.setTrust", nodeId=node, trust="platform", reason="lease ended")
         self.run.daemons["h100-b"].stop()
+        if self.run.port:
+            self.run.join("h100-b", self.hosts["h100-b"], node)
         self.reboot("h100-b")
         self.until("the missing GPU to be told", lambda: self.reasons("h100-b") == ["GpuMissing"])
         self.show("nodes.why", nodeId=node)

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from receiver.authority import NodeAuthority, ServerAuthority, create_ca, key_pem
 from receiver.store import database as db
 from receiver.store.embedded import start
-from tests.end_to_end.processes import Process, wait_for
+from tests.end_to_end.processes import Process, free_port, wait_for
 
 _TICK = os.sysconf("SC_CLK_TCK")
 SETTLE = 5.0  # seconds
@@ -35,13 +35,6 @@ def rss(pid: int) -> float:
     """Resident memory of a process in MiB (VmRSS)."""
     line = next(one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("VmRSS:"))
     return int(line.split()[1]) / 1024
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @dataclass

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.end_to_end.processes import BIN, Process, wait_for
+from tests.end_to_end.processes import BIN, Process, free_port, wait_for
 from tests.hosts_catalog import copy, wear_out_gpu
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,11 +73,7 @@ class World:
 
 def addresses(base: Path) -> dict[str, str]:
     """Settings of listeners that nobody has."""
-    free = []
-    for _ in range(3):
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            free.append(f"127.0.0.1:{sock.getsockname()[1]}")
+    free = [f"127.0.0.1:{free_port()}" for _ in range(3)]
     names = ("BC_LISTEN_JOIN", "BC_LISTEN_SESSION", "BC_LISTEN_API")
     return {**dict(zip(names, free, strict=True)), "BC_METRICS_LISTEN": "", "BETTER_COMPUTE_SERVER": free[2]}
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -90,16 +91,22 @@ class Process:
 
 @dataclass
 class Fleet:
-    """A receiver and its daemons below `base`."""
+    """A receiver and its daemons below `base`. `port`: of sessions with certificates; None: everybody is taken at their word."""
 
     base: Path
     receiver: Process
+    port: int | None = None
     daemons: dict[str, Process] = field(default_factory=dict)
 
     @property
     def session(self) -> str:
         """Where bcd reports."""
-        return f"unix:{self.base}/session.sock"
+        return f"127.0.0.1:{self.port}" if self.port else f"unix:{self.base}/session.sock"
+
+    @property
+    def token(self) -> Path:
+        """The file with the token of `better-compute api`, where one is needed."""
+        return self.base / "token"
 
     @property
     def api_target(self) -> str:
@@ -115,14 +122,22 @@ class Fleet:
             str(data),
             *(["--host", str(host)] if host else []),
             "run",
-            "--insecure",
-            "--server",
-            self.session,
+            *([] if self.port else ["--insecure", "--server", self.session]),
         ]
+        if self.port and not (data / "identity.json").exists():
+            self.join(name, host)
         process = Process(f"bcd ({name})", argv, self.base / f"{name}.log", env or {})
         self.daemons[name] = process
         process.start()
         return process
+
+    def join(self, name: str, host: Path | None, node_id: str = "") -> str:
+        """Has machine `name` join with a token made for it, again as a node where one is named; what `bcd join` prints."""
+        bound = {"nodeId": node_id} if node_id else {}
+        (self.base / "join").write_text(self.api("joinTokens.create", **bound, reason=f"machine {name}")["token"])
+        where = ["--host", str(host)] if host else []
+        again = ["--force"] if node_id else []
+        return self.bcd(name, *where, "join", "--token-file", str(self.base / "join"), *again)
 
     def bcd(self, name: str, *arguments: str, check: bool = True) -> str:
         """Output of a bcd command that talks to the running daemon `name`."""
@@ -157,7 +172,8 @@ class Fleet:
     def asking(self, method: str, **arguments: object) -> list[str]:
         """The command `better-compute api METHOD key=value ...` for this receiver."""
         pairs = [f"{key}={value}" for key, value in arguments.items()]
-        return [str(BIN / "better-compute"), "api", "--server", self.api_target, method, *pairs]
+        token = ["--token-file", str(self.token)] if self.port else []
+        return [str(BIN / "better-compute"), "api", "--server", self.api_target, *token, method, *pairs]
 
     def show(self, method: str, form: str = "table", **arguments: object) -> str:
         """What `better-compute api METHOD --format FORM` prints."""
@@ -186,23 +202,28 @@ class Fleet:
         wait_for("the receiver to answer", probe, 60.0)
 
 
+def free_port() -> int:
+    """A port of this machine that nobody listens on now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
 @contextlib.contextmanager
-def fleet(base: Path, *options: str) -> Iterator[Fleet]:
-    """A receiver with an embedded Postgres below `base` and these options, ready; everything ends with the block."""
+def fleet(base: Path, *options: str, secure: bool = False) -> Iterator[Fleet]:
+    """A receiver with an embedded Postgres below `base` and these options, ready; everything ends with the block.
+
+    `secure`: as in production, with certificates of nodes and tokens; else with --insecure.
+    """
     base.mkdir(parents=True, exist_ok=True)
-    argv = [
-        str(BIN / "bc-receiver"),
-        "serve",
-        "--insecure",
-        "--data-dir",
-        str(base / "receiver"),
-        "--listen-session",
-        f"unix:{base}/session.sock",
-        "--listen-api",
-        f"unix:{base}/api.sock",
-        *options,
-    ]
-    run = Fleet(base, Process("bc-receiver", argv, base / "receiver.log"))
+    data = ["--data-dir", str(base / "receiver")]
+    run = Fleet(base, Process("bc-receiver", [], base / "receiver.log"), free_port() if secure else None)
+    if secure:
+        made = subprocess.run([BIN / "bc-receiver", "init", *data], capture_output=True, text=True, timeout=60, check=True)
+        run.token.write_text(made.stdout)
+    listen = ["--listen-join", f"127.0.0.1:{free_port()}"] if secure else ["--insecure"]
+    listen += ["--listen-session", run.session, "--listen-api", run.api_target]
+    run.receiver.argv = [str(BIN / "bc-receiver"), "serve", *data, *listen, *options]
     try:
         run.restart_receiver()
         yield run

@@ -12,7 +12,7 @@ from tests.story_repair import a_node_is_repaired
 def test_the_story_of_what_a_fleet_s_reports_conclude() -> None:
     with tempfile.TemporaryDirectory(prefix="bc-") as directory:
         models = older_table(Path(directory) / "models.json")
-        with fleet(Path(directory), "--models", str(models)) as run:
+        with fleet(Path(directory), "--models", str(models), secure=True) as run:
             Story(run).tell(models)
 
 
