@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check format lint types contracts proto docs lock packaged deb bench proof-spine proof-watch proof-conclude proof-lifecycle proof-install clean
+.PHONY: demo test check format lint types contracts proto docs lock packaged deb bench proof-spine proof-watch proof-conclude proof-lifecycle proof-identity proof-install clean
 
 $(STAMP): requirements.lock pyproject.toml
 	@echo "setting up $(VENV) (once; about a minute)"
@@ -74,6 +74,9 @@ proof-install: $(STAMP)  ## the packages on fresh Debian machines (debootstrap, 
 	@mkdir -p build/install && rm -f build/install/figures
 	@BC_PROOF=1 BC_FIGURES=build/install/figures $(BIN)/pytest --timeout=3000 tests/packaging
 	@cat build/install/figures
+
+proof-identity: $(STAMP)  ## the same for identity: attacks, 60 s of fuzz, copies of a node, 1,000 reconnects, 200 kills, a receiver that goes
+	@BC_PROOF=1 $(BIN)/pytest --timeout=3000 tests/attacks tests/end_to_end/test_identity.py
 
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
