@@ -151,6 +151,15 @@ def test_every_metric_of_ours_is_on_the_dashboard(database: str, tmp_path: Path)
                       "bcd_section_bytes_sent_total", "bcd_sxids_total", "bc_singleton_seconds_bucket"}  # fmt: skip
 
 
+def test_every_metric_that_the_pages_name_is_one_that_the_code_has(database: str, tmp_path: Path) -> None:
+    known = names([*of_bcd(), *of_receiver(database, tmp_path / "secret")[0]])
+    root = FOLDER.parents[1]
+    pages = [*root.glob("*.md"), *root.glob("docs/*.md"), FOLDER / "alerts.yml"]
+    named = {word for page in pages for word in re.findall(r"\bbcd?_[a-z_]+_(?:total|seconds)\b", page.read_text())}
+    assert sorted(named - known) == []
+    assert "bc_limit_exceeded_total" in named
+
+
 def test_the_dashboard_is_what_its_table_says() -> None:
     assert (FOLDER / "dashboard.json").read_text() == generator().text(), "run: python packaging/monitoring/dashboard.py"
 
