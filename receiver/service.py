@@ -5,12 +5,14 @@ import contextlib
 import logging
 import os
 import random
+import resource
 import secrets
 import signal
 import socket
 import time
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,9 +27,11 @@ from receiver.apply.session import CHANNEL as SESSION_CHANNEL
 from receiver.apply.session import DISBELIEVED
 from receiver.config import Config, check_listeners
 from receiver.errors import DatabaseError, ReceiverError
+from receiver.gateway import limits
 from receiver.gateway.heartbeat import beat, beat_forever
 from receiver.gateway.jobs import Jobs
 from receiver.gateway.join import JOIN_SERVICE, Joins
+from receiver.gateway.limits import Limit
 from receiver.gateway.listener import Listener
 from receiver.gateway.registry import Registry
 from receiver.gateway.replanning import replan_forever
@@ -46,6 +50,7 @@ from receiver.store.embedded import EmbeddedPostgres
 from receiver.tls import Identity, open_identity
 
 LOG = logging.getLogger("receiver")
+FILES = 500  # that a receiver opens for itself, and for connections that are no session yet
 FLUSH = 0.2  # seconds for last words to go out
 LOOK_EVERY = 1.0  # seconds: how soon it is seen that the embedded server is gone
 DATABASE = "better_compute"  # its name in the embedded server
@@ -140,7 +145,7 @@ class Receiver:
         self.engine = open_engine(url, size)
         self.threads = ThreadPoolExecutor(size, "database")
         self.reading = ThreadPoolExecutor(size, "read")
-        self.registry = Registry(time.monotonic, random.random)
+        self.registry = Registry(time.monotonic, random.random, places=_places())
         name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         levels = Levels(config.pressure_raise, config.pressure_samples)
         loops = kinds(config)
@@ -284,6 +289,16 @@ class Receiver:
             threads.shutdown(wait=True, cancel_futures=True)
         self.pool.close()
         self.engine.dispose()
+
+
+def _places() -> Limit:
+    """How many sessions there is room for: a file each. As many files as this process may have are asked for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    most = limits.PLACES.most if soft == resource.RLIM_INFINITY else min(limits.PLACES.most, max(1, soft - FILES))
+    return replace(limits.PLACES, most=most)
 
 
 def notify_systemd(state: str) -> None:

@@ -15,7 +15,6 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote
 
 import grpc
-import psycopg
 from bettercompute.agent.v1 import join_pb2 as pb
 from bettercompute.agent.v1 import session_pb2
 from bettercompute.contract.hardware_key import Identifiers, claimed
@@ -42,7 +41,6 @@ STATUSES: Mapping[type[Exception], grpc.StatusCode] = {
     apply.NotAdmitted: grpc.StatusCode.UNAUTHENTICATED,
     BadCsr: grpc.StatusCode.INVALID_ARGUMENT,
     DecodeError: grpc.StatusCode.INVALID_ARGUMENT,
-    psycopg.DataError: grpc.StatusCode.INVALID_ARGUMENT,
     Refused: grpc.StatusCode.FAILED_PRECONDITION,
     BadCertificate: grpc.StatusCode.FAILED_PRECONDITION,
     **dict.fromkeys(NO_ANSWER, grpc.StatusCode.UNAVAILABLE),

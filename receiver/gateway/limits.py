@@ -49,6 +49,7 @@ MISSING = Limit("missing sections a message", 16, "INVALID_ARGUMENT")
 WORD = Limit("bytes a name, version or id", 256, "INVALID_ARGUMENT")
 STREAMS = Limit("streams a node", 2, "RESOURCE_EXHAUSTED")  # one, and one that is being replaced
 HANDSHAKES = Limit("handshakes in progress", 256, "RESOURCE_EXHAUSTED")
+PLACES = Limit("sessions of this receiver", 1 << 20, "RESOURCE_EXHAUSTED")  # less where it may open fewer files: Registry.places
 SESSIONS = Limit("sessions started a second", 200, "RESOURCE_EXHAUSTED", 1.0, 200)
 JOINS = Limit("joins a minute and address", 10, "RESOURCE_EXHAUSTED", 60.0, 10)
 JOINING = Limit("joins in progress", 256, "RESOURCE_EXHAUSTED")
@@ -81,6 +82,7 @@ LIMITS = (
     WORD,
     STREAMS,
     HANDSHAKES,
+    PLACES,
     SESSIONS,
     JOINS,
     JOINING,

@@ -68,11 +68,13 @@ class Registry:
     joins: Counter[tuple[str, str]] = field(default_factory=Counter)  # and renewals, by what and gRPC status
     dropped: Counter[str] = field(default_factory=Counter)  # what reports may not say, by reason
     draining: bool = False
+    places: Limit = limits.PLACES
 
     def admit(self, node_id: str, certificate: str | None = None) -> Stream:
         """A new stream of a node. Raises OverLimit; one that is over a rate may come again."""
         self.refuse(limits.STREAMS, len(self.streams.get(node_id, ())) + 1)
         self.refuse(limits.HANDSHAKES, len(self.greeting) + 1)
+        self.refuse(self.places, len(self.current) + len(self.greeting) + 1)
         loop = asyncio.get_running_loop()
         stream = Stream(node_id, loop.create_future(), loop.create_future(), certificate)
         self.streams.setdefault(node_id, set()).add(stream)

@@ -181,3 +181,17 @@ def test_dropped_conditions_are_all_counted_and_logged_when_they_are_others(capl
 
     asyncio.run(main())
     assert [record.getMessage() for record in caplog.records] == ["bad-condition"] * 2
+
+
+def test_a_receiver_that_may_open_few_files_refuses_the_next_session_clearly() -> None:
+    async def main() -> None:
+        registry = Registry(lambda: 0.0, lambda: 0.5, places=Limit("sessions of this receiver", 2, "RESOURCE_EXHAUSTED"))
+        registry.begun(registry.admit("one"), 1, 0)
+        greeting = registry.admit("two")
+        with pytest.raises(OverLimit, match="RESOURCE_EXHAUSTED: sessions of this receiver: 3, at most 2"):
+            registry.admit("three")
+        assert registry.met == {"sessions of this receiver": 1}
+        registry.left(greeting, "lost")
+        registry.admit("three")
+
+    asyncio.run(main())
