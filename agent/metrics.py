@@ -20,7 +20,9 @@ from prometheus_client.registry import CollectorRegistry
 
 from agent import __version__
 from agent.collection import Collector, Tally
+from agent.errors import UserError
 from agent.faults import Fault, Ledger
+from agent.membership import Membership
 from agent.session.stream import Link, LinkState, Sent
 from agent.watch import Watch
 
@@ -36,6 +38,7 @@ class Sources:
     collector: Collector
     watch: Watch
     link: Link
+    member: Membership
 
 
 @contextlib.asynccontextmanager
@@ -79,6 +82,7 @@ async def _read(of: Sources) -> list[Metric]:
         *kernel_log(of.watch),
         *faults(of.watch.ledger),
         *session(of.link.state, of.link.sent),
+        *joined(of.member),
     ]
 
 
@@ -133,6 +137,18 @@ def session(state: LinkState, sent: Sent) -> Iterator[Metric]:
     yield CounterMetricFamily("bcd_offers_sent", "Inventories offered.", sent.offers)
     yield CounterMetricFamily("bcd_sections_sent", "Sections whose bytes were sent.", sent.sections)
     yield CounterMetricFamily("bcd_section_bytes_sent", "Their bytes.", sent.section_bytes)
+
+
+def joined(member: Membership) -> Iterator[Metric]:
+    """Whether the node has joined, and its certificate's life."""
+    try:
+        ours = member.access().joined
+    except UserError:  # not joined, or a damaged file: `bcd status` says which
+        ours = None
+    yield GaugeMetricFamily("bcd_joined", "Whether this node has joined.", int(ours is not None))
+    if ours is not None:
+        yield GaugeMetricFamily("bcd_certificate_begin_timestamp_seconds", "When its certificate begins.", ours.not_before)
+        yield GaugeMetricFamily("bcd_certificate_expiry_timestamp_seconds", "When it ends.", ours.not_after)
 
 
 def _labelled(

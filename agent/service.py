@@ -345,7 +345,9 @@ class Daemon:
             return contextlib.nullcontext()
         from agent import metrics  # several MiB: nobody pays who does not ask
 
-        return metrics.serving(self._config.metrics_listen, metrics.Sources(self._collector, self._watch, self._link))
+        return metrics.serving(
+            self._config.metrics_listen, metrics.Sources(self._collector, self._watch, self._link, self._member)
+        )
 
     # -- signals and the service manager
 

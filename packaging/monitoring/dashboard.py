@@ -222,6 +222,15 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
             ),
             Panel("Versions", "How many nodes run which.", "short", [("count by (version) (bcd_build_info)", "{{version}}")]),
             Panel(
+                "Certificates of nodes",
+                "What is left: the ten that end first, and how many nodes have none.",
+                "s",
+                [
+                    ("bottomk(10, bcd_certificate_expiry_timestamp_seconds - time())", "{{instance}}"),
+                    ("count(bcd_joined == 0)", "not joined"),
+                ],
+            ),
+            Panel(
                 "Sections that fail",
                 "By section and reason, in an hour.",
                 "short",

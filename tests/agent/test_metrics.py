@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent import metrics
 from agent.collection import Tally
 from agent.faults import Ledger, Places, Seen
+from agent.identity import Access, Certificate, NotJoined
 from agent.sections import Collected, Failed, Section
 from agent.session import messages as m
 from agent.session.stream import LinkState, Sent
@@ -36,13 +37,19 @@ class Parts:
     log: m.KernelLog | None = None
     state: LinkState = field(default_factory=lambda: LinkState("connecting", 1_700_000_000.5, "unix:/s"))
     sent: Sent = field(default_factory=Sent)
+    joined: Certificate | None = None
 
     def kernel_log(self) -> m.KernelLog | None:
         return self.log
 
+    def access(self) -> Access:
+        if self.joined is None:
+            raise NotJoined("no identity")
+        return Access("node_1", (), self.joined)
+
     @property
     def sources(self) -> Any:
-        return metrics.Sources(self, self, self)  # type: ignore[arg-type]
+        return metrics.Sources(self, self, self, self)  # type: ignore[arg-type]
 
 
 def free_port() -> int:
@@ -125,6 +132,14 @@ def test_the_session_is_in_one_state_and_what_was_sent_is_counted() -> None:
     assert (found["bcd_session_since_timestamp_seconds{}"], found["bcd_session_epoch{}"]) == (1_700_000_000.5, 7)
     assert (found["bcd_reports_sent_total{}"], found["bcd_sections_sent_total{}"]) == (2, 1)
     assert (found["bcd_offers_sent_total{}"], found["bcd_section_bytes_sent_total{}"]) == (0, 3)
+
+
+def test_whether_the_node_has_joined_and_its_certificates_life_are_told() -> None:
+    assert [value for name, value in samples(Parts()).items() if name.startswith(("bcd_joined", "bcd_cert"))] == [0]
+    found = samples(Parts(joined=Certificate("r:1", "", "", "", 1_700_000_000.0, 1_702_592_000.0)))
+    assert found["bcd_joined{}"] == 1
+    assert found["bcd_certificate_begin_timestamp_seconds{}"] == 1_700_000_000
+    assert found["bcd_certificate_expiry_timestamp_seconds{}"] == 1_702_592_000
 
 
 def test_its_own_memory_and_files_are_told() -> None:

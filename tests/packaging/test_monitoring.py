@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 import agent.metrics
 import receiver.metrics
 from agent.faults import Ledger
+from agent.identity import Certificate
 from agent.session import messages as m
 from agent.session.stream import LinkState
 from receiver.apply.hygiene import Swept
@@ -45,6 +46,7 @@ WORDS = {
     "increase",
     "changes",
     "topk",
+    "bottomk",
     "time",
     "absent",
     "min_over_time",
@@ -59,6 +61,7 @@ def of_bcd() -> list[Metric]:
     ledger = seen(20034, "", 2, "SXid")(seen(79, GPU, 1)(Ledger("boot")))
     parts = Parts(ledger=ledger, log=m.KernelLog(True, True, 0, 0, 0), state=LinkState("connected", 1.0, "unix:/s", 7))
     parts.tally.last_at = 1.0
+    parts.joined = Certificate("r:1", "", "", "", 1.0, 2.0)
     return asyncio.run(agent.metrics._read(parts.sources))
 
 
