@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,6 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from receiver.authority import NodeAuthority, create_ca
 from receiver.gateway import limits
 from receiver.gateway.join import Addresses, address
 from receiver.ids import mint
@@ -259,6 +261,15 @@ async def test_bound_token_ends_the_stream_of_the_old_key_at_once(served: Secure
 async def test_state_that_does_not_allow_it_is_a_failed_precondition(served: Secure) -> None:
     code, says = await refused(served.join(served.join_token(pool="pool_gone")))
     assert (code, "pool_gone" in says, nodes(served)) == (Code.FAILED_PRECONDITION, True, 0)
+
+
+@secured
+async def test_ca_of_nodes_that_has_expired_is_told_and_uses_no_token(served: Secure) -> None:
+    key, pem = create_ca("old", datetime.now(UTC) - 3651 * DAY)
+    served.identity.material = replace(served.identity.material, nodes=NodeAuthority(pem, key))
+    code, says = await refused(served.join())
+    assert (code, "expired" in says, nodes(served)) == (Code.FAILED_PRECONDITION, True, 0)
+    assert served.rows("SELECT used FROM join_tokens") == [(0,)]
 
 
 @secured
