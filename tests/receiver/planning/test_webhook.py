@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from receiver.planning.webhook import BATCH, FIRST, LONGEST, PATIENCE, TRIES, Progress, after, verdict
+from receiver.planning.webhook import BATCH, FIRST, LONGEST, PATIENCE, TRIES, Progress, Verdict, after, verdict
 
 
 def test_what_is_delivered_is_done_with_and_batches_grow_again() -> None:
@@ -17,7 +17,8 @@ def test_what_is_delivered_is_done_with_and_batches_grow_again() -> None:
 
 @pytest.mark.parametrize("status", [301, 307, 401, 403, 404, 408, 410, 429, 500, 503])
 def test_an_answer_about_the_endpoint_is_waited_out_for_ever_and_nothing_is_skipped(status: int) -> None:
-    now, waits = Progress(), []
+    now = Progress()
+    waits: list[float] = []
     for _ in range(100):
         step = after(now, BATCH, verdict(status), 0.999)
         assert not step.done
@@ -55,13 +56,15 @@ def test_the_endpoint_may_ask_for_more_time_but_not_for_any() -> None:
 def test_of_any_events_exactly_those_that_are_refused_are_skipped_in_order(count: int, bad: set[int], seed: int) -> None:
     """An endpoint that refuses each batch that holds a bad event, and is away now and then."""
     chance = random.Random(seed)
-    now, place, told, skipped, posts = Progress(), 0, [], [], 0
+    now, place, posts = Progress(), 0, 0
+    told: list[int] = []
+    skipped: list[int] = []
     while place < count:
         batch = range(place, min(count, place + now.size))
         posts += 1
         away = chance.random() < 0.1
-        said = "failed" if away else "refused" if bad & set(batch) else "delivered"
-        step = after(now, len(batch), said, chance.random())  # type: ignore[arg-type]
+        said: Verdict = "failed" if away else "refused" if bad & set(batch) else "delivered"
+        step = after(now, len(batch), said, chance.random())
         now = step.progress
         if step.done:
             (skipped if step.skip else told).extend(batch)
