@@ -1,5 +1,6 @@
 """What follows from an endpoint's answers: nothing is lost to a bad endpoint, and nothing waits for ever behind a bad event."""
 
+import itertools
 import random
 
 import pytest
@@ -26,7 +27,7 @@ def test_an_answer_about_the_endpoint_is_waited_out_for_ever_and_nothing_is_skip
         waits.append(step.delay)
     assert now == Progress(BATCH, 100, 0)
     assert waits[0] <= FIRST
-    assert all(one <= two for one, two in zip(waits, waits[1:], strict=False))
+    assert all(one <= two for one, two in itertools.pairwise(waits))
     assert LONGEST * 0.9 < waits[-1] <= LONGEST
 
 
