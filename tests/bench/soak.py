@@ -1,10 +1,11 @@
-"""Hours of `bcd run` on this host: `python -m tests.bench soak --minutes 120`. As root: it writes to the kernel log and makes uevents.
+"""Hours of `bcd run` on this host: `python -m tests.bench soak --minutes 120`. As root: it writes to the kernel log, makes uevents.
 
 A line in the kernel log each second (every minute one that looks like an XID of an unknown GPU), a uevent of a disk every 10 s, a
 receiver that is killed every 5 minutes. Memory and descriptors are read each minute; the slope is that of the second half.
 """
 
 import itertools
+import statistics
 import sys
 import tempfile
 import time
@@ -41,8 +42,7 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
     >>> slope([(0.0, 1.0), (1.0, 3.0), (2.0, 5.0)])
     2.0
     """
-    x, y = (sum(column) / len(points) for column in zip(*points, strict=True))
-    return sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points)
+    return statistics.linear_regression([x for x, _ in points], [y for _, y in points]).slope
 
 
 def _watched(run: Fleet, minutes: float) -> Iterator[tuple[float, float, int]]:
