@@ -5,7 +5,7 @@
 By (boot, instance) and epoch a receiver tells one bcd that comes back from two machines with one identity. So that an honest bcd
 is never taken for two, however it is killed: before each Hello `open` is kept, and the epoch once it is known. A run that finds
 `open` may have had a session whose epoch it does not know, so it goes on under that run's instance id. A bcd that was superseded
-takes a new instance id, since who superseded it may be a copy of its memory.
+takes a new instance id, since who superseded it may be a copy of its memory, and says what it was until then.
 """
 
 import json
@@ -48,8 +48,9 @@ class Trace:
         self._keep(replace(self.now, epoch=epoch, open=False))
 
     def superseded(self) -> None:
-        """Another bcd has this node's session."""
-        self.previous = ""
+        """Another bcd has this node's session; or it was the last word of a run of this one that was killed, come late. So the
+        instance until now is told once more: it costs who looks for a copy one turn, and an honest bcd nothing."""
+        self.previous = self.now.instance
         self._keep(replace(self.now, instance=_new(), open=False))
 
     def _is_of(self, node_id: str) -> bool:
