@@ -1,4 +1,4 @@
-"""Hours of `bcd run` on this host: `python -m tests.bench soak --minutes 120`. As root: it writes to the kernel log, makes uevents.
+"""Hours of `bcd run` on this host: `python -m tests.bench soak --minutes 120`. As root: it writes to the kernel log.
 
 A line in the kernel log each second (every minute one that looks like an XID of an unknown GPU), a uevent of a disk every 10 s, a
 receiver that is killed every 5 minutes. Memory and descriptors are read each minute; the slope is that of the second half.
