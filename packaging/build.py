@@ -132,14 +132,14 @@ def _prune(package: Package, site: Path) -> None:
 def _environment(package: Package, target: Target, tree: Path) -> None:
     prefix = tree / package.opt
     (prefix / "bin").mkdir()
-    (prefix / "bin/python3").symlink_to(f"/usr/bin/python{target.minor}")
+    (prefix / "bin/python3").symlink_to(f"../../../usr/bin/python{target.minor}")
     (prefix / "pyvenv.cfg").write_text(f"home = /usr/bin\ninclude-system-site-packages = false\nversion = {target.minor}\n")
     (tree / "usr/bin").mkdir(parents=True)
     for program, module in package.programs.items():
         script = prefix / "bin" / program
         script.write_text(f"#!/{package.opt}/bin/python3 -I\nimport sys\n\nfrom {module} import main\n\nsys.exit(main())\n")
         script.chmod(0o755)
-        (tree / "usr/bin" / program).symlink_to(f"/{package.opt}/bin/{program}")
+        (tree / "usr/bin" / program).symlink_to(f"../../{package.opt}/bin/{program}")
 
 
 def _integration(package: Package, tree: Path) -> None:

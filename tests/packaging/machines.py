@@ -18,6 +18,7 @@ SUITE = "bookworm"
 TOOLS = ("debootstrap", "systemd-nspawn", "ip", "nsenter", "dpkg-deb")
 INCLUDE = "systemd,systemd-sysv,python3.11,init-system-helpers,dbus,procps"
 CAPABILITIES = "--capability=CAP_SYSLOG"  # nspawn keeps it from its machines otherwise; a real machine has it
+REBOOT = 133  # exit code of nspawn
 NETWORK = "bc-proof-install"
 _SHOWN = os.open(os.environ.get("BC_FIGURES", "/dev/null"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)  # for figures
 
@@ -116,6 +117,12 @@ class Machine:
     def python(self, code: str, user: str, group: str) -> str:
         """The output of a program for bcd's private Python, run as a user."""
         return self.run("setpriv", f"--reuid={user}", f"--regid={group}", "--clear-groups", "/opt/bcd/bin/python3", "-c", code)
+
+    def boots_again(self) -> None:
+        """After something asked for a reboot: nspawn ends with 133 when its machine is down and wants to come up again."""
+        assert self.popen is not None
+        assert self.popen.wait(60) == REBOOT
+        self.boot()
 
     def off(self) -> None:
         """Powers it off; kills what does not go."""
