@@ -22,7 +22,7 @@ from tests.hosts_catalog import copy, wear_out_gpu
 ROOT = Path(__file__).resolve().parents[2]
 LONG_RUNNING = ("bcd run", "bc-receiver serve")
 FRESH = ("bcd join", "bc-receiver migrate")  # what a machine runs that has not joined, and a receiver that does not serve
-STANDS = 4.0  # seconds after which such a one has begun
+STANDS = re.compile(r"info ready |info bcd: bcd [0-9.]+ ")  # what such a one says when it has begun
 # A program of the machine -> what it may be given, as a pattern; {units}, {packages}, {targets}: those that there are.
 SYSTEM: Mapping[str, str] = {
     "apt": r"(install \./({packages})_[0-9.]+_amd64\.deb|(remove|purge) ({packages}))",
@@ -65,10 +65,16 @@ class World:
         if command.startswith("bc-receiver"):
             data = ["--data-dir", "rc"] if "--data-dir" in command else []
             subprocess.run([BIN / "bc-receiver", "init", *data], cwd=fresh, env=env, check=True, capture_output=True, timeout=60)
-        timed = f"timeout --signal=TERM --kill-after=10 {STANDS} {command}"
-        done = subprocess.run(["bash", "-c", timed], cwd=fresh, env=env, capture_output=True, text=True, timeout=60, check=False)
-        done.returncode = 0 if done.returncode == 124 else done.returncode
-        return done
+        process = Process(command, ["bash", "-c", f"exec {command}"], fresh / "log", env, fresh)
+        process.start()
+
+        def said() -> bool:
+            return bool(STANDS.search(process.log.read_text())) or process.popen.poll() is not None  # type: ignore[union-attr]
+
+        wait_for(command, said, 60.0)
+        code = process.popen.poll()  # type: ignore[union-attr]
+        process.stop()
+        return subprocess.CompletedProcess(command, 0 if code is None else code, "", process.log.read_text())
 
 
 def addresses(base: Path) -> dict[str, str]:

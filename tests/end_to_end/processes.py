@@ -40,6 +40,7 @@ class Process:
     argv: list[str]
     log: Path
     env: Mapping[str, str] = field(default_factory=dict)
+    cwd: Path | None = None
     popen: "subprocess.Popen[bytes] | None" = None
 
     def start(self) -> None:
@@ -51,6 +52,7 @@ class Process:
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **self.env},
+                cwd=self.cwd,
             )
 
     @property
