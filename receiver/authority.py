@@ -58,6 +58,12 @@ def fingerprint_of(pem: bytes) -> str:
     return fingerprint(certificates(pem)[0])
 
 
+def uris_of(certificate: x509.Certificate) -> list[str]:
+    """The URIs that a certificate is for. Raises BadCertificate."""
+    san = _extension(certificate, x509.SubjectAlternativeName)
+    return san.get_values_for_type(x509.UniformResourceIdentifier) if san is not None else []
+
+
 def create_ca(name: str, now: datetime) -> tuple[bytes, bytes]:
     """A CA of that common name with a new key: the key (PKCS #8) and the certificate, both PEM."""
     key = ec.generate_private_key(ec.SECP256R1())

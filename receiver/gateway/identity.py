@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from bettercompute.contract.ids import is_id
 
-from receiver.authority import NODE_URI, BadCertificate, fingerprint_of
+from receiver.authority import NODE_URI, BadCertificate, certificates, fingerprint, uris_of
 
 NODE_ID = "bc-node-id"
 VERSION = b"TLSv1.3"  # the only one that is spoken: a newer one would have to be looked at first
@@ -64,9 +64,13 @@ def _certified(auth: Auth) -> Peer:
         raise NoIdentity(f"a node's certificate has one name, {NODE_URI}<nodeId>, not {_shown(names) or 'none'}")
     node_id = _node_id(uris[0].decode("ascii", "replace").removeprefix(NODE_URI))
     try:
-        return Peer(node_id, fingerprint_of(pems[0]))
+        certificate = certificates(pems[0])[0]
+        named = uris_of(certificate)
     except BadCertificate as error:
         raise NoIdentity(f"the client certificate: {error}") from error
+    if named != [NODE_URI + node_id]:  # gRPC ends a name at its first zero byte
+        raise NoIdentity("a node's certificate has one name, and nothing behind it")
+    return Peer(node_id, fingerprint(certificate))
 
 
 def _node_id(name: str) -> str:
