@@ -20,6 +20,7 @@ from receiver.planning.conditions import sort_out
 from receiver.planning.offer import is_name
 
 LOOKED_AT = 4 * limits.SECTIONS.most  # sections of an offer: it is refused for fewer, and a message has room for two millions
+RESULT = 256 << 10  # characters of a command's payload; bcd sends a quarter of it, and four MiB of JSON hold up all streams
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 END_REASONS = {
@@ -166,6 +167,8 @@ def _json(text: str) -> values.Json:
     """A result's payload; None without one. What is no JSON that Postgres holds is kept as text, or it would come for ever."""
     if not text:
         return None
+    if len(text) > RESULT:
+        return {"unreadable": _cut(text)}
     try:
         value = json.loads(text)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # no NaN, no half of a surrogate pair

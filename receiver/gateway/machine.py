@@ -129,7 +129,12 @@ def _begun(machine: Machine, event: Begun, now: float) -> Actions:
 
 
 def _again(machine: Machine, hello: m.Hello, now: float) -> Actions:
-    return (Rewrite(hello),)
+    return _too_fast(machine, now) or (Rewrite(hello),)  # a change is told at the rate of reports, or rows are written for ever
+
+
+def _too_fast(machine: Machine, now: float) -> Actions:
+    wait = machine.over(machine.rates.reports, now)
+    return machine.end(m.End("bad-message", wait, limits.REPORTS.text(), limits.REPORTS.code)) if wait else ()
 
 
 def _bad(machine: Machine, event: Bad, now: float) -> Actions:
@@ -158,9 +163,8 @@ def _failed(machine: Machine, event: Failed, now: float) -> Actions:
 
 
 def _report(machine: Machine, report: m.Report, now: float) -> Actions:
-    wait = machine.over(machine.rates.reports, now)
-    if wait:
-        return machine.end(m.End("bad-message", wait, limits.REPORTS.text(), limits.REPORTS.code))
+    if end := _too_fast(machine, now):
+        return end
     if report.bad:
         machine.bad(report.bad)
     reported = report.status.digest

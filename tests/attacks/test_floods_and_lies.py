@@ -73,6 +73,38 @@ async def test_a_flood_of_reports(arena: Arena) -> None:
 
 
 @attack
+async def test_a_flood_of_hellos(arena: Arena) -> None:
+    """Other drivers with each of them, so that each would be written."""
+    node = arena.attacker()
+    async with arena.node_daemon(node) as daemon:
+        await daemon.connect()
+
+        async def flood() -> None:
+            for number in range(100):
+                await daemon.send(hello=daemon.hello(wire.Driver(id="kvm", version=str(number))))
+            while True:
+                await daemon.receive()
+
+        code, reason, says = await refusal(flood())
+        assert (code, reason) == (CODE.RESOURCE_EXHAUSTED, BAD_MESSAGE)
+        assert limits.REPORTS.name in says
+    await arena.alive()
+
+
+@attack
+async def test_a_result_of_four_megabytes(arena: Arena) -> None:
+    """It is not taken apart: all streams would wait for it."""
+    node = arena.attacker()
+    on = {"nodeId": node.node_id, "reason": "look"}
+    command = (await arena.call(arena.operator, "inventory.refresh", **on))["id"]
+    async with arena.connected(node) as daemon:
+        assert await daemon.finish(command, "succeeded", many=["x"] * 400_000) == command
+    ((result,),) = arena.served.rows("SELECT result FROM commands WHERE id = %s", command)
+    assert set(result) == {"unreadable"}
+    assert len(result["unreadable"]) < 4096
+
+
+@attack
 async def test_a_flood_of_streams(arena: Arena) -> None:
     node = arena.attacker()
     async with arena.unharmed(*ITS_OWN):
