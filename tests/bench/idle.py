@@ -24,10 +24,12 @@ SETTLED = 20.0  # seconds after the first report until memory is read and CPU is
 
 def rows(minutes: float) -> Iterator[Row]:
     """RSS after settling; CPU over `minutes`."""
-    with tempfile.TemporaryDirectory(prefix="bc-") as directory, fleet(Path(directory)) as run:
+    with tempfile.TemporaryDirectory(prefix="bc-") as directory, fleet(Path(directory), secure=True) as run:
         bcd = run.daemon("h100", copy("h100-sxm-8", run.base / "hosts"))
         run.applied("h100")
-        bare = Process("bare client", [sys.executable, "-m", "tests.bench.bare_client", run.session], run.base / "bare.log")
+        run.join("bare", None)
+        argv = [sys.executable, "-m", "tests.bench.bare_client", str(run.base / "bare/identity.json")]
+        bare = Process("bare client", argv, run.base / "bare.log")
         bare.start()
         exporter, scrape = _exporter(run.base)
         try:
