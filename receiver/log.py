@@ -7,6 +7,8 @@ import sys
 import time
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 # What every LogRecord has; the rest of its attributes are an event's fields.
 _PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
@@ -21,6 +23,12 @@ def setup(form: str, journal: bool) -> None:
     logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # every attempt to connect is a warning there
     # gRPC writes a line for each TLS handshake that fails, which any peer can cause: GRPC_VERBOSITY=INFO shows them.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_ours)
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Not what any stranger can cause: what is no request to the health service has gRPC log a traceback."""
+    return not record.exc_info or not isinstance(record.exc_info[1], DecodeError)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
+from receiver import log
 from receiver.gateway import join
 from receiver.store.tokens import revoke_join
 from tests.attacks import untouched
@@ -332,3 +334,32 @@ async def test_bytes_that_are_no_join(arena: Arena) -> None:
         for body in (b"\xff" * 100, b"\x0a\xff\xff\xff\xff\x0f", b"\x0a" * 50, b"\0", b"x" * (9 << 20)):
             code = (await refusal(raw(body)))[0]
             assert code in (CODE.INVALID_ARGUMENT, CODE.RESOURCE_EXHAUSTED, CODE.UNAUTHENTICATED)
+
+
+class Ear(logging.Handler):
+    """Hears what gRPC logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.heard.append(record.getMessage())
+
+
+@attack
+async def test_bytes_that_are_no_question_about_health(arena: Arena) -> None:
+    """Any stranger may ask for it; what is no question fills no log."""
+    ear, logger = Ear(), logging.getLogger("grpc._cython.cygrpc")
+    logger.addHandler(ear)
+    logger.addFilter(log._is_ours)  # as log.setup() does
+    try:
+        assert arena.served.trusted is not None
+        target = arena.served.receiver.config.listen_join
+        async with arena.unharmed(), grpc.aio.secure_channel(target, arena.served.trusted) as channel:
+            raw: Any = channel.unary_unary("/grpc.health.v1.Health/Check")
+            assert (await refusal(raw(b"\xff" * 20)))[0] not in (None, CODE.OK)
+        assert ear.heard == []
+    finally:
+        logger.removeFilter(log._is_ours)
+        logger.removeHandler(ear)
