@@ -186,7 +186,7 @@ def deb(package: Package, target: Target, tree: Path, output: Path, compression:
     (control / "control").write_text(
         f"Package: {package.name}\nVersion: {target.full}\nArchitecture: {architecture}\nSection: admin\nPriority: optional\n"
         f"Maintainer: better-compute <packages@better-compute.invalid>\nInstalled-Size: {size}\n"
-        f"Depends: python{target.minor}, libc6, libstdc++6, systemd, init-system-helpers\n"
+        f"Depends: python{target.minor}, libc6, libstdc++6, systemd\n"
         f"Description: {package.summary}\n {package.text}\n"
     )
     (control / "md5sums").write_text(sums)

@@ -25,8 +25,9 @@ FRESH = ("bcd join", "bc-receiver migrate")  # what a machine runs that has not 
 STANDS = re.compile(r"info ready |info bcd: bcd [0-9.]+ ")  # what such a one says when it has begun
 # A program of the machine -> what it may be given, as a pattern; {units}, {packages}, {targets}: those that there are.
 SYSTEM: Mapping[str, str] = {
-    "apt": r"(install \./({packages})_[0-9.]+_amd64\.deb|(remove|purge) ({packages}))",
+    "apt": r"(install \./({packages})_[0-9.]+\+py3\.[0-9]+_amd64\.deb|(remove|purge) ({packages}))",
     "systemctl": r"(enable --now|restart|reload|status) ({units})",
+    "runuser": r"-u bc-receiver -- bc-receiver init",
     "journalctl": r"-u ({units})",
     "psql": r"-c SELECT prune_snapshots\(now\(\) - interval '90 days'\)",
     "pip": r"install (\.|\.\[receiver\])",

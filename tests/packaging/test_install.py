@@ -286,7 +286,6 @@ def test_removal_keeps_what_is_the_machines_and_purge_leaves_nothing(node: Machi
 def test_the_receiver_too_keeps_its_state_at_a_restart_and_leaves_nothing_at_purge(receiver: Machine) -> None:
     assert receiver.run("stat", "-c", "%a %G", "/etc/better-compute/receiver.toml").split() == ["640", "bc-receiver"]
     nodes = [row["id"] for row in api(receiver, "nodes.list")["nodes"]]
-    assert len(nodes) == 1
     receiver.run("systemctl", "restart", "bc-receiver")
     assert [row["id"] for row in api(receiver, "nodes.list")["nodes"]] == nodes
     assert "draining" in receiver.journal("bc-receiver")
