@@ -80,9 +80,12 @@ def host_dir(arguments: Arguments) -> Path | None:
 
 
 def data_dir(arguments: Arguments, settings_in_force: Config) -> Path | None:
-    """The daemon's directory; None for a recorded host, unless it was named: what is there is another host's."""
-    mine = host_dir(arguments) is None or "data_dir" in flags(arguments)
-    return settings_in_force.data_dir if mine else None
+    """The daemon's directory; None for a recorded host, unless a flag or the environment names it: what is in this machine's own
+    is another host's."""
+    variable = next(one.variable for one in settings.SETTINGS if one.name == "data_dir")
+    in_environment = Path(os.environ.get(variable) or "/").absolute() == settings_in_force.data_dir
+    named = in_environment or "data_dir" in flags(arguments)
+    return settings_in_force.data_dir if named or host_dir(arguments) is None else None
 
 
 def print_json(value: object) -> None:

@@ -40,7 +40,7 @@ def _join(arguments: Arguments) -> int:
 
     config, host_dir = line.config(arguments), line.host_dir(arguments)
     if line.data_dir(arguments, config) is None:
-        raise UserError("join: a recorded host has no data directory of its own", "name one with --data-dir")
+        raise UserError("join: a recorded host has no data directory of its own", "name one with --data-dir or BCD_DATA_DIR")
     if config.insecure:
         raise UserError("join: with --insecure there is nothing to join", "leave --insecure out, here and for the daemon")
     try:

@@ -126,12 +126,18 @@ def test_the_daemon_s_remembered_gpus_count_for_this_host_only(monkeypatch: pyte
     store = Store(tmp_path / "data" / "inventory")
     (tmp_path / "data").mkdir()
     store.save(inventory(everything()), {"00000000:18:00.0": Remembered("b", pb.Gpu(uuid="GPU-1"))})
-    cli.main(["inventory", "--hashes"])
-    assert uuids(collector) == ["GPU-1"]
-    cli.main(["inventory", "--hashes", "--host", H100])
-    assert uuids(collector) == []
-    cli.main(["inventory", "--hashes", "--host", H100, "--data-dir", str(tmp_path / "data")])
-    assert uuids(collector) == ["GPU-1"]
+    (tmp_path / "bcd.toml").write_text(f'data_dir = "{tmp_path}/data"\n')
+    of_another = ["inventory", "--hashes", "--host", H100]
+
+    def known(*arguments: str) -> list[str]:
+        cli.main(list(arguments))
+        return uuids(collector)
+
+    assert known(*of_another) == ["GPU-1"], "the environment names the directory for this command"
+    assert known(*of_another, "--data-dir", str(tmp_path / "data")) == ["GPU-1"]
+    monkeypatch.delenv("BCD_DATA_DIR")
+    assert known("inventory", "--hashes", "--config", str(tmp_path / "bcd.toml")) == ["GPU-1"]
+    assert known(*of_another, "--config", str(tmp_path / "bcd.toml")) == [], "what this machine's own has is another host's"
 
 
 def test_what_is_no_recorded_host_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -30,12 +30,11 @@ H100, L4 = str(HOSTS["h100-sxm-8"]), str(HOSTS["l4-cloud-vm"])
 
 
 @pytest.fixture(autouse=True)
-def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No setting and no configuration of the machine that runs the tests."""
+def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No setting of the machine that runs the tests."""
     for name in list(os.environ):
         if name.startswith("BCD_"):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("BCD_DATA_DIR", str(tmp_path / "data"))
 
 
 def told(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, Any]]:
@@ -75,7 +74,7 @@ def test_a_directory_that_is_no_recorded_host_is_refused(tmp_path: Path, capsys:
 
 
 def test_without_a_daemon_this_host_is_told_from_the_ring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, lines = told(capsys, "--server", "127.0.0.1:1")
+    code, lines = told(capsys, "--server", "127.0.0.1:1", "--data-dir", str(tmp_path / "data"))
     assert code == 2  # nothing listens on port 1
     assert lines["receiver"]["text"] == "127.0.0.1:1 cannot be reached: Connection refused"
     assert lines["data_dir"]["text"] == f"{tmp_path}/data is not there yet; the daemon makes it"

@@ -79,6 +79,31 @@ def test_a_damaged_file_says_nothing_and_is_replaced(tmp_path: Path, content: st
     assert Trace(tmp_path).now.epoch == 42
 
 
+def test_runs_whose_disk_takes_nothing_are_one_instance_however_often_they_begin_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the epoch that the disk has and an instance of its own, each of them would be a copy of the one before."""
+    kept = Trace(tmp_path)
+    kept.opening(NODE)
+    kept.welcomed(41)
+
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("agent.session.kept.write_atomic", full)
+    kept.opening(NODE)
+    kept.welcomed(42)
+    for epoch in (43, 44):
+        run = Trace(tmp_path)
+        run.opening(NODE)
+        assert (run.now.instance, run.now.epoch) == (kept.now.instance, 41)
+        run.welcomed(epoch)
+    run.superseded()
+    copy = run.now.instance
+    run.opening(NODE)
+    assert run.now.instance == copy != kept.now.instance, "who was superseded is another one, whatever the disk has"
+
+
 def test_an_epoch_that_cannot_be_kept_does_not_stop_the_session(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trace = Trace(tmp_path / "absent")
     trace.opening(NODE)
