@@ -109,12 +109,13 @@ def test_nodes_of_a_receiver_that_is_stopped_move_within_10_s_and_nothing_is_los
         nodes = {name: fleet.applied(name)["nodeId"] for name in names}
         assert here.are_at(at_a, names)
         here.starts(1)
+        ordered = [fleet.api("inventory.refresh", nodeId=node, reason="while A goes")["id"] for node in nodes.values()]
         for host in hosts.values():
             swap_disk(host, "nvme1n1")
         asking = [threading.Thread(target=fleet.bcd, args=(name, "refresh"), kwargs={"check": False}) for name in names]
         for thread in asking:
             thread.start()
-        ordered = [fleet.api("inventory.refresh", nodeId=node, reason="while A goes")["id"] for node in nodes.values()]
+        time.sleep(0.5)  # it is collected, and perhaps offered, while A ends
         began = time.monotonic()
         end(a)
         ordered += [fleet.api("inventory.refresh", nodeId=node, reason="while A is gone")["id"] for node in nodes.values()]
