@@ -7,7 +7,8 @@ from receiver.planning.view import Draft, Facts, Run
 from receiver.store.database import Connection
 from receiver.values import Json, Payload
 
-_GPUS = """SELECT s.body FROM nodes n JOIN sections s ON s.hash = n.section_baselines -> 'gpus' ->> 0 WHERE n.id = %s"""
+_GPUS = """SELECT s.body FROM nodes n JOIN sections s ON s.hash = decode(n.section_baselines -> 'gpus' ->> 0, 'hex')
+WHERE n.id = %s"""
 _DIAGNOSIS = """SELECT id, state, reason, result, finished_at FROM commands
 WHERE node_id = %s AND starts_with(kind, 'diag.') AND result IS NOT NULL ORDER BY finished_at DESC LIMIT 1"""
 

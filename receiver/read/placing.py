@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bettercompute.contract.ids import is_id
-from sqlalchemy import ColumnElement, Row, Select, and_, or_, select, tuple_
+from sqlalchemy import ColumnElement, LargeBinary, Row, Select, and_, func, or_, select, tuple_
 from sqlalchemy.engine import Connection
 
 from receiver.errors import Invalid
@@ -95,7 +95,7 @@ def image_page(
     if after and not is_id(after, "node"):
         raise Invalid(f"cursor {after[:64]!r} is none of this method")
     held = nodes.c.section_baselines["images"][0].astext
-    of_section = section_images.c.hash == held
+    of_section = section_images.c.hash == func.decode(held, "hex", type_=LargeBinary)
     if digest is not None:
         of_section = and_(of_section, section_images.c.digest == digest)
     query = (

@@ -180,13 +180,18 @@ def section_of_snapshots(db: Connection, scope: Scope, snapshot_ids: Iterable[st
     """The bytes of one section in each of these snapshots, by snapshot id."""
     query = (
         visible(select(inventory_snapshots.c.id, sections.c.body), inventory_snapshots, scope)
-        .join(sections, sections.c.hash == inventory_snapshots.c.sections[name].astext)
+        .join(sections, sections.c.hash == _hash_of(name))
         .where(inventory_snapshots.c.id.in_(list(snapshot_ids)))
     )
     return {row.id: row.body for row in db.execute(query)}
 
 
 # ---- inventory
+
+
+def _hash_of(name: str) -> ColumnElement[Any]:
+    """That of a section in a snapshot; null when it does not have it."""
+    return func.section_hash(inventory_snapshots.c.sections, name)
 
 
 def _snapshots(scope: Scope, node_id: str) -> Select[Any]:
@@ -211,7 +216,7 @@ def snapshot_before(db: Connection, scope: Scope, node_id: str, seq: int, name: 
     """The newest snapshot before `seq`; with `name`, that has this section."""
     query = _snapshots(scope, node_id).where(inventory_snapshots.c.seq < seq).limit(1)
     if name is not None:
-        query = query.where(inventory_snapshots.c.sections.has_key(name))
+        query = query.where(_hash_of(name).is_not(None))
     return db.execute(query).first()
 
 

@@ -123,7 +123,7 @@ def migrate(url: str) -> int | None:
         before = schema_version(connection)
         _refuse_newer(url, before)
         if before != head():
-            _upgrade(url)
+            upgrade(url)
         return before
 
 
@@ -135,7 +135,8 @@ def _refuse_newer(url: str, version: int | None) -> None:
         )
 
 
-def _upgrade(url: str) -> None:
+def upgrade(url: str, to: str = "head") -> None:
+    """Runs the migrations up to this one."""
     from alembic import command  # a tenth of a second to import, and hardly ever needed
     from alembic.config import Config
 
@@ -144,7 +145,7 @@ def _upgrade(url: str) -> None:
     config.set_main_option("path_separator", "os")
     with engine(url).begin() as connection:
         config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        command.upgrade(config, to)
 
 
 def engine(url: str) -> Engine:

@@ -13,6 +13,7 @@ from receiver.planning.inventory import AppendSnapshot, Baseline, Current, Inven
 from receiver.planning.view import Draft, Facts
 from receiver.store import images, missing, view
 from receiver.store.database import Connection
+from receiver.store.hashes import binary, pack, unpack
 from receiver.store.nodes import lock_node
 from receiver.store.statement import Statement
 from receiver.values import Offer
@@ -26,16 +27,16 @@ SELECT n.applied_digest, n.applied_snapshot_id, n.latest_snapshot_id,
    WHERE s.id = n.latest_snapshot_id AND s.id IS DISTINCT FROM n.applied_snapshot_id),
   n.section_baselines,
   {missing.COLUMN},
-  ARRAY(SELECT o.name FROM unnest(%(names)s::text[], %(hashes)s::text[]) AS o(name, hash)
+  ARRAY(SELECT o.name FROM unnest(%(names)s::text[], %(hashes)s::bytea[]) AS o(name, hash)
         WHERE (SELECT true FROM tenant_sections t WHERE (t.hash, t.tenant_id, t.name) = (o.hash, n.tenant_id, o.name)) IS NULL),
   bytes.hashes, bytes.bodies, {view.COLUMN}
 FROM nodes n
 LEFT JOIN LATERAL (
   SELECT array_agg(s.hash) AS hashes, array_agg(s.body) AS bodies FROM sections s
   WHERE s.hash = ANY(ARRAY(
-    SELECT o.hash FROM unnest(%(names)s::text[], %(hashes)s::text[]) AS o(name, hash) WHERE o.name <> ALL(%(sent)s::text[])
+    SELECT o.hash FROM unnest(%(names)s::text[], %(hashes)s::bytea[]) AS o(name, hash) WHERE o.name <> ALL(%(sent)s::text[])
     UNION ALL
-    SELECT b.value ->> 0 FROM jsonb_each(n.section_baselines) AS b
+    SELECT decode(b.value ->> 0, 'hex') FROM jsonb_each(n.section_baselines) AS b
     WHERE b.key <> ALL(%(names)s::text[]) OR b.key = ANY(%(compared)s::text[])))) bytes ON true
 WHERE n.id = %(node)s
 """
@@ -43,10 +44,11 @@ WHERE n.id = %(node)s
 # Nothing is written when bytes that were known have been pruned meanwhile.
 _KNOWN = """NOT EXISTS (
   SELECT FROM jsonb_each_text(d -> 'known') AS k(name, hash)
-  WHERE (SELECT true FROM tenant_sections t WHERE (t.hash, t.tenant_id, t.name) = (k.hash, %(tenant)s, k.name)) IS NULL)"""
+  WHERE (SELECT true FROM tenant_sections t
+         WHERE (t.hash, t.tenant_id, t.name) = (decode(k.hash, 'hex'), %(tenant)s, k.name)) IS NULL)"""
 
 # Hashes are inserted in order, so that two nodes with the same new sections wait for each other in one direction only.
-_SENT = """SELECT s.* FROM doc, unnest(%(names)s::text[], %(hashes)s::text[], %(bodies)b::bytea[]) AS s(name, hash, body)
+_SENT = """SELECT s.* FROM doc, unnest(%(names)s::text[], %(hashes)b::bytea[], %(bodies)b::bytea[]) AS s(name, hash, body)
   ORDER BY hash, name"""
 _SECTIONS = f"""INSERT INTO sections (hash, body, size)
   SELECT hash, body, octet_length(body) FROM ({_SENT}) AS s ON CONFLICT DO NOTHING"""
@@ -54,7 +56,8 @@ _TENANT_SECTIONS = f"""INSERT INTO tenant_sections (tenant_id, name, hash)
   SELECT %(tenant)s, name, hash FROM ({_SENT}) AS s ON CONFLICT DO NOTHING"""
 _SNAPSHOT = """INSERT INTO inventory_snapshots
     (id, node_id, tenant_id, digest, sections, advisory, boot_id, trigger, collected_at, created_at)
-  SELECT s.id, %(node)s, %(tenant)s, s.digest, s.sections, s.advisory, s.boot_id, s.trigger, s.collected_at, clock_timestamp()
+  SELECT s.id, %(node)s, %(tenant)s, s.digest, %(sections)b::bytea, s.advisory, s.boot_id, s.trigger,
+    s.collected_at, clock_timestamp()
   FROM doc, jsonb_populate_record(NULL::inventory_snapshots, d -> 'snapshot') AS s"""
 
 
@@ -78,11 +81,11 @@ class Loaded:
 def wanted(tx: Connection, node_id: str, offer: Offer) -> list[str]:
     """The offered sections whose bytes this node's tenant has not sent yet, sorted."""
     rows = tx.execute(
-        """SELECT o.name FROM nodes n, unnest(%s::text[], %s::text[]) AS o(name, hash)
+        """SELECT o.name FROM nodes n, unnest(%s::text[], %s::bytea[]) AS o(name, hash)
            WHERE n.id = %s
              AND (SELECT true FROM tenant_sections t WHERE (t.hash, t.tenant_id, t.name) = (o.hash, n.tenant_id, o.name)) IS NULL
            ORDER BY o.name""",
-        [[one.name for one in offer.sections], [one.hash for one in offer.sections], node_id],
+        [[one.name for one in offer.sections], [binary(one.hash) for one in offer.sections], node_id],
     )
     return [row[0] for row in rows]
 
@@ -95,7 +98,7 @@ def load(tx: Connection, node_id: str, offer: Offer, sent: Collection[str]) -> L
     arguments = {
         "node": node_id,
         "names": [one.name for one in offer.sections],
-        "hashes": [one.hash for one in offer.sections],
+        "hashes": [binary(one.hash) for one in offer.sections],
         "sent": list(sent),
         "compared": list(COMPARED),
     }
@@ -106,9 +109,10 @@ def load(tx: Connection, node_id: str, offer: Offer, sent: Collection[str]) -> L
     if row is None:
         raise LookupError(f"no node {node_id}")
     digest, applied_id, latest_id, applied, latest, stored, absent, unknown, hashes, bodies, found = row
+    applied, latest = _unpacked(applied), _unpacked(latest)
     facts, rows = view.as_view(found)
     baselines = {name: Baseline(*one) for name, one in stored.items()}
-    known = dict(zip(hashes or [], bodies or [], strict=True))
+    known = _by_hash(hashes, bodies)
     current = Current(
         advisory=facts.advisory,
         applied_digest=digest,
@@ -137,9 +141,10 @@ def load_applied(tx: Connection, node_id: str) -> tuple[Facts, Draft, str | None
         raise LookupError(f"no node {node_id}")
     digest, applied, baselines, hashes, bodies, found = row
     facts, rows = view.as_view(found)
-    known = dict(zip(hashes or [], bodies or [], strict=True))
+    known = _by_hash(hashes, bodies)
+    of_applied = _unpacked(applied) or {}
     by_name = {name: one[0] for name, one in baselines.items()}
-    fresh = frozenset(name for name, value in by_name.items() if (applied or {}).get(name) == value and name in facts.fresh)
+    fresh = frozenset(name for name, value in by_name.items() if of_applied.get(name) == value and name in facts.fresh)
     sections = _decoded(by_name, known)
     return replace(facts, sections=sections, fresh=fresh), rows, digest
 
@@ -150,7 +155,7 @@ SELECT n.applied_digest, (SELECT s.sections FROM inventory_snapshots s WHERE s.i
 FROM nodes n
 LEFT JOIN LATERAL (
   SELECT array_agg(s.hash) AS hashes, array_agg(s.body) AS bodies FROM sections s
-  WHERE s.hash = ANY(ARRAY(SELECT b.value ->> 0 FROM jsonb_each(n.section_baselines) AS b))) bytes ON true
+  WHERE s.hash = ANY(ARRAY(SELECT decode(b.value ->> 0, 'hex') FROM jsonb_each(n.section_baselines) AS b))) bytes ON true
 WHERE n.id = %s
 """
 
@@ -161,7 +166,7 @@ def write(statement: Statement, loaded: Loaded, offer: Offer, bodies: Mapping[st
     statement.arguments |= {
         "tenant": loaded.facts.tenant_id,
         "names": list(bodies),
-        "hashes": [hashes[name] for name in bodies],
+        "hashes": [binary(hashes[name]) for name in bodies],
         "bodies": list(bodies.values()),
     }
     if bodies:
@@ -174,6 +179,7 @@ def write(statement: Statement, loaded: Loaded, offer: Offer, bodies: Mapping[st
             statement.guard = _KNOWN
             statement.doc["known"] = {name: value for name, value in hashes.items() if name not in bodies}
             statement.add("snapshot", _SNAPSHOT, _snapshot(offer, step))
+            statement.arguments["sections"] = pack(hashes)
             statement.set("latest_snapshot_id", step.id)
         elif isinstance(step, SetApplied):
             statement.set("applied_digest", step.digest)
@@ -191,7 +197,6 @@ def _snapshot(offer: Offer, step: AppendSnapshot) -> dict[str, Any]:
     return {
         "id": step.id,
         "digest": offer.digest,
-        "sections": offer.hashes,
         "advisory": step.advisory,
         "boot_id": offer.boot_id,
         "trigger": offer.trigger,
@@ -210,6 +215,14 @@ def prune_snapshots(tx: Connection, before: datetime) -> int:
     """
     row = tx.execute("SELECT prune_snapshots(%s)", [before]).fetchone()
     return int(row[0]) if row else 0
+
+
+def _unpacked(column: bytes | None) -> dict[str, str] | None:
+    return None if column is None else unpack(column)
+
+
+def _by_hash(hashes: list[bytes] | None, bodies: list[bytes] | None) -> dict[str, bytes]:
+    return {one.hex(): body for one, body in zip(hashes or [], bodies or [], strict=True)}
 
 
 def _decoded(hashes: Mapping[str, str], bodies: Mapping[str, bytes]) -> dict[str, Message]:

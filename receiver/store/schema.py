@@ -29,6 +29,7 @@ from receiver import values
 from receiver.planning.selector import NUMBER
 from receiver.store import columns as c
 from receiver.store.columns import metadata
+from receiver.store.hashes import Hash, Packed
 from receiver.store.schema_devices import (
     LIVE,
     atoms,
@@ -170,11 +171,11 @@ nodes = Table(
 sections = Table(
     "sections",
     metadata,
-    c.key("hash"),
+    Column("hash", Hash, primary_key=True),  # SHA-256
     Column("body", LargeBinary, nullable=False),
     Column("size", Integer, nullable=False),
     c.time("created_at", now=True),
-    CheckConstraint("hash ~ '^[0-9a-f]{64}$'", name="hash"),
+    CheckConstraint("octet_length(hash) = 32", name="hash"),
     CheckConstraint("size = octet_length(body)", name="size"),
 )
 
@@ -182,7 +183,7 @@ sections = Table(
 tenant_sections = Table(
     "tenant_sections",
     metadata,
-    Column("hash", Text, ForeignKey("sections.hash"), primary_key=True),
+    Column("hash", Hash, ForeignKey("sections.hash"), primary_key=True),
     c.key("tenant_id"),
     c.key("name"),
     c.time("created_at", now=True),
@@ -192,7 +193,7 @@ tenant_sections = Table(
 section_images = Table(
     "section_images",
     metadata,
-    Column("hash", Text, ForeignKey("sections.hash", ondelete="CASCADE"), primary_key=True),
+    Column("hash", Hash, ForeignKey("sections.hash", ondelete="CASCADE"), primary_key=True),
     c.key("digest"),
     c.text("name", nullable=True),
     c.number("bytes"),
@@ -207,7 +208,7 @@ inventory_snapshots = Table(
     c.node(),
     c.text("tenant_id"),
     c.text("digest"),
-    c.json("sections", "{}"),  # name to hash
+    Column("sections", Packed, nullable=False, server_default=text(r"'\x00'::bytea")),  # name to hash
     c.flag("advisory"),
     c.text("boot_id", ""),
     c.text("trigger", ""),

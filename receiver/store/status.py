@@ -8,6 +8,7 @@ from receiver.planning.inventory import Baseline, Current
 from receiver.planning.view import Draft, Facts
 from receiver.store import missing, view
 from receiver.store.database import Connection
+from receiver.store.hashes import unpack
 from receiver.store.statement import Statement
 from receiver.values import KernelLog, Status
 
@@ -49,7 +50,7 @@ def load(tx: Connection, node_id: str) -> Stored:
         advisory=facts.advisory,
         applied_digest=applied_digest,
         applied_id=applied_id,
-        applied_sections=applied,
+        applied_sections=None if applied is None else unpack(applied),
         baselines={name: Baseline(*one) for name, one in baselines.items()},
         missing=missing.as_rows(absent),
     )

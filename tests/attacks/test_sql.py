@@ -116,7 +116,7 @@ def test_no_text_of_a_section_reaches_sql(name: str, database: str) -> None:
             await daemon.connect()
             body = encode(section)
             assert (await daemon.offer({name: body})).status == wire.INVENTORY_STATUS_APPLIED, (name, text)
-            stored = served.rows("SELECT body FROM sections WHERE hash = %s", section_hash(body))
+            stored = served.rows("SELECT body FROM sections WHERE hash = decode(%s, 'hex')", section_hash(body))
             assert stored == [(body,)], "as it came"
             await served.api("nodes.get", nodeId=daemon.node_id)
             await served.api("inventory.get", nodeId=daemon.node_id)

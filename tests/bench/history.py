@@ -14,7 +14,6 @@ from typing import Any
 import psycopg
 from bettercompute.agent.v1 import inventory_pb2 as pb
 from bettercompute.contract.sections import SECTIONS, encode
-from psycopg.types.json import Jsonb
 
 from receiver.client_methods import find
 from receiver.read.api import READS
@@ -22,6 +21,7 @@ from receiver.read.queries import open_engine
 from receiver.read.tokens import Scope
 from receiver.store import database as db
 from receiver.store.embedded import start
+from receiver.store.hashes import binary, pack
 from tests.bench import Row
 from tests.bench.fleet import recorded
 
@@ -31,8 +31,9 @@ READ = 10.0  # ms, the 99th percentile
 SPACE = 1024.0  # bytes a snapshot, without the section that changed
 _NAMES = sorted(SECTIONS)
 _CHANGING = "disks"
+_MARK = "ff" * 32
 
-_HASH = "encode(sha256((n || '/' || k)::text::bytea), 'hex')"  # of the k-th bytes of node n's changing section
+_HASH = "sha256((n || '/' || k)::text::bytea)"  # of the k-th bytes of node n's changing section
 _NODES = """INSERT INTO nodes (id, tenant_id)
 SELECT 'node_' || lpad(n::text, 26, '0'), 'default' FROM generate_series(1, %(nodes)s::int) n"""
 _SECTIONS = f"""
@@ -45,23 +46,17 @@ SELECT {_HASH}, 'default', '{_CHANGING}', %(then)s::timestamptz + k * interval '
 FROM generate_series(1, %(nodes)s::int) n, generate_series(%(from)s::int, %(to)s::int) k"""
 _SNAPSHOTS = f"""
 INSERT INTO inventory_snapshots (id, node_id, tenant_id, digest, sections, boot_id, trigger, created_at)
-SELECT 'inv_' || lpad(k::text, 8, '0') || lpad(n::text, 18, '0'), 'node_' || lpad(n::text, 26, '0'), 'default', {_HASH},
-  %(same)s::jsonb || jsonb_build_object('{_CHANGING}', {_HASH}), '6b0c0f66-7a5e-4c0c-8a2f-3f0d1b0f9b11', 'event',
+SELECT 'inv_' || lpad(k::text, 8, '0') || lpad(n::text, 18, '0'), 'node_' || lpad(n::text, 26, '0'), 'default',
+  encode({_HASH}, 'hex'), %(before)s::bytea || {_HASH} || %(after)s::bytea, '6b0c0f66-7a5e-4c0c-8a2f-3f0d1b0f9b11', 'event',
   %(then)s::timestamptz + k * interval '1 hour'
 FROM generate_series(1, %(nodes)s::int) n, generate_series(%(from)s::int, %(to)s::int) k"""
 _APPLIED = """
 UPDATE nodes n SET (applied_snapshot_id, latest_snapshot_id, section_baselines) = (
-  SELECT s.id, s.id, (SELECT jsonb_object_agg(e.key, jsonb_build_array(e.value, s.id)) FROM jsonb_each_text(s.sections) e)
+  SELECT s.id, s.id, (
+    SELECT jsonb_object_agg(h.name, jsonb_build_array(encode(h.hash, 'hex'), s.id)) FROM section_hashes(s.sections) h)
   FROM inventory_snapshots s WHERE s.node_id = n.id ORDER BY seq DESC LIMIT 1)"""
 _SIZE = """SELECT sum(pg_total_relation_size(name)) FROM unnest(
   '{inventory_snapshots, sections, tenant_sections}'::regclass[]) AS name"""
-
-
-_GONE = (
-    "SELECT count(*) FROM nodes n WHERE NOT EXISTS (SELECT FROM inventory_snapshots s WHERE s.id = n.applied_snapshot_id)",
-    """SELECT count(*) FROM inventory_snapshots s, jsonb_each_text(s.sections) e
-    WHERE NOT EXISTS (SELECT FROM sections WHERE hash = e.value)""",
-)
 
 
 def rows(nodes: int = NODES, each: int = EACH) -> Iterator[Row]:
@@ -87,11 +82,12 @@ def _fill(tx: db.Connection, nodes: int, each: int, then: datetime) -> float:
     with tx.cursor() as cursor:
         cursor.executemany(
             "INSERT INTO sections (hash, body, size) VALUES (%s, %s, %s)",
-            [(key, bodies[name], len(bodies[name])) for name, key in same.items()],
+            [(binary(key), bodies[name], len(bodies[name])) for name, key in same.items()],
         )
-        sent = [(key, name) for name, key in same.items()]
+        sent = [(binary(key), name) for name, key in same.items()]
         cursor.executemany("INSERT INTO tenant_sections (hash, tenant_id, name) VALUES (%s, 'default', %s)", sent)
-    facts: dict[str, Any] = {"nodes": nodes, "then": then, "body": body, "same": Jsonb(same), "from": 1, "to": 1}
+    before, after = pack({**same, _CHANGING: _MARK}).split(binary(_MARK))
+    facts: dict[str, Any] = {"nodes": nodes, "then": then, "body": body, "before": before, "after": after, "from": 1, "to": 1}
     tx.execute(_NODES.encode(), facts)
     for statement in (_SECTIONS, _SENT, _SNAPSHOTS):
         tx.execute(statement.encode(), facts)
@@ -135,8 +131,8 @@ def _pruned(tx: db.Connection, nodes: int, each: int, then: datetime) -> Iterato
         "SELECT count(*) FROM nodes n WHERE NOT EXISTS (SELECT FROM inventory_snapshots WHERE id = n.applied_snapshot_id)"
     )
     unnamed = tx.execute(
-        "SELECT count(*) FROM inventory_snapshots s, jsonb_each_text(s.sections) e"
-        " WHERE NOT EXISTS (SELECT FROM sections WHERE hash = e.value)"
+        "SELECT count(*) FROM inventory_snapshots s, section_hashes(s.sections) h"
+        " WHERE NOT EXISTS (SELECT FROM sections WHERE hash = h.hash)"
     )
     missing = sum(int(found[0]) for one in (lost, unnamed) if (found := one.fetchone()))
     note = f"{row[0]:,} of {nodes * each:,} went"

@@ -166,13 +166,13 @@ _TABLES = (
     (
         "tenant_sections",
         "hash, name",
-        _padded("n", 64) + ", 'images'",
+        f"decode({_padded('n', 64)}, 'hex'), 'images'",
         "generate_series(0, 39) AS n",
     ),
     (
         "inventory_snapshots",
         "node_id, id, digest, sections",
-        f"{_NODE}, 'inv_0' || s || {_padded('n', 24)}, md5(n || ':' || s), jsonb_build_object('images', {_IMAGES})",
+        f"{_NODE}, 'inv_0' || s || {_padded('n', 24)}, md5(n || ':' || s), 'images\\000'::bytea || decode({_IMAGES}, 'hex')",
         f"{_EACH}, generate_series(0, 1) AS s",
     ),
     ("hardware_keys", "node_id, key, trusted", f"{_NODE}, md5('key' || n), true", _EACH),
@@ -242,8 +242,10 @@ _LIFECYCLE = (
     ),
 )
 _WITHOUT_TENANT = (
-    f"INSERT INTO sections (hash, body, size) SELECT {_padded('n', 64)}, '\\x'::bytea, 0 FROM generate_series(0, 39) AS n",
-    f"INSERT INTO section_images (hash, digest, name, bytes) SELECT {_padded('n', 64)}, 'sha256:' || {_padded('i', 64)},"
+    f"INSERT INTO sections (hash, body, size) SELECT decode({_padded('n', 64)}, 'hex'), '\\x'::bytea, 0"
+    " FROM generate_series(0, 39) AS n",
+    f"INSERT INTO section_images (hash, digest, name, bytes) SELECT decode({_padded('n', 64)}, 'hex'),"
+    f" 'sha256:' || {_padded('i', 64)},"
     " 'image-' || i, 1000000 * i FROM generate_series(0, 39) AS n, generate_series(1, 40) AS i WHERE i <= 40 - n",
     f"INSERT INTO free_atoms SELECT {_NODE}, {_UUID}, 1 FROM {_GPU} WHERE NOT ({_BOOKED}) AND NOT {_FAULTY}",
 )

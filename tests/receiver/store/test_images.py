@@ -18,7 +18,7 @@ def section(*digests: str, name: str = "ubuntu") -> pb.ImagesSection:
 
 
 def kept(tx: Connection) -> list[tuple[object, ...]]:
-    return tx.execute("SELECT hash, digest, name, bytes FROM section_images ORDER BY hash, digest").fetchall()
+    return tx.execute("SELECT encode(hash, 'hex'), digest, name, bytes FROM section_images ORDER BY hash, digest").fetchall()
 
 
 def test_an_apply_keeps_the_images_of_new_bytes_once(tx: Connection) -> None:
