@@ -9,7 +9,7 @@ async def test_...(arena):
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -41,7 +41,6 @@ class Arena:
     victim: Node
     daemon: FakeDaemon
     operator: str
-    numbers: Iterable[int] = field(default_factory=lambda: iter(range(1, 900)))
 
     @asynccontextmanager
     async def unharmed(self, *but: str) -> AsyncIterator[None]:
