@@ -77,6 +77,13 @@ def test_files_and_functions_stay_small() -> None:
     assert long == []
 
 
+def test_what_grpc_tells_of_a_caller_is_asked_for_in_one_place() -> None:
+    """Asked when the call is over it ends the process, with a segmentation fault (receiver/callers.py)."""
+    asking = re.compile(r"\.(auth_context|peer|peer_identities|peer_identity_key|trailing_metadata)\(\)")
+    found = {str(path.relative_to(ROOT)) for path in own_code() if asking.search(path.read_text())}
+    assert found == {"receiver/callers.py"}
+
+
 def test_broad_excepts_stand_only_in_a_tables_one_runner() -> None:
     """Each of them is named here with its reason."""
     allowed: dict[str, int] = {

@@ -5,8 +5,8 @@
 By (boot, instance) and epoch a receiver tells one bcd that comes back from two machines with one identity. So that an honest bcd
 is never taken for two, however it is killed: before each Hello `open` is kept, and the epoch once it is known. A run that finds
 `open` may have had a session whose epoch it does not know, so it goes on under that run's instance id. A bcd that was superseded
-takes a new instance id, since who superseded it may be a copy of its memory, and says what it was until then. A run whose disk takes
-nothing goes on under the instance id that the disk has, as each such run after it.
+takes a new instance id, since who superseded it may be a copy of its memory, and says what it was until then. A run whose disk
+takes nothing goes on under the instance id that the disk has, as each such run after it.
 """
 
 import json

@@ -5,21 +5,14 @@ that it is in its life and made for clients, TLS has seen to; that it is not rev
 On an insecure receiver it is the node id that bcd sends as metadata `bc-node-id`, taken as given.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bettercompute.contract.ids import is_id
 
 from receiver.authority import NODE_URI, BadCertificate, certificates, fingerprint, uris_of
+from receiver.callers import Auth, Metadata, NoIdentity, check_version, shown
 
 NODE_ID = "bc-node-id"
-VERSION = b"TLSv1.3"  # the only one that is spoken: a newer one would have to be looked at first
-
-Auth = Mapping[str, Iterable[bytes]]  # what ServicerContext.auth_context() answers; its keys are grpc's
-
-
-class NoIdentity(Exception):
-    """The peer does not say who it is. `str()` says what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +23,7 @@ class Peer:
     certificate: str | None = None
 
 
-def peer(metadata: Iterable[tuple[str, str | bytes]], auth: Auth, insecure: bool) -> Peer:
+def peer(metadata: Metadata, auth: Auth, insecure: bool) -> Peer:
     """Who the peer of a call is. Raises NoIdentity.
 
     >>> peer([("bc-node-id", "node_01hf7yat000000000000000000")], {}, insecure=True)
@@ -39,18 +32,11 @@ def peer(metadata: Iterable[tuple[str, str | bytes]], auth: Auth, insecure: bool
     return Peer(_named(metadata)) if insecure else _certified(auth)
 
 
-def _named(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+def _named(metadata: Metadata) -> str:
     found = [value for key, value in metadata if key == NODE_ID]
     if len(found) != 1 or not isinstance(found[0], str):
         raise NoIdentity(f"metadata {NODE_ID} must be there once, not {len(found)} times")
     return _node_id(found[0])
-
-
-def check_version(auth: Auth) -> None:
-    """Raises NoIdentity where a peer has negotiated another version of TLS than ours. grpcio before 1.75 does not tell it."""
-    versions = list(auth.get("ssl_tls_version", ()))
-    if versions and versions != [VERSION]:
-        raise NoIdentity(f"TLS 1.3 is needed, not {_shown(versions)}")
 
 
 def _certified(auth: Auth) -> Peer:
@@ -61,7 +47,7 @@ def _certified(auth: Auth) -> Peer:
     names = list(auth.get("x509_subject_alternative_name", ()))
     uris = list(auth.get("peer_uri", ()))
     if len(names) != 1 or uris != names or not uris[0].startswith(NODE_URI.encode()):
-        raise NoIdentity(f"a node's certificate has one name, {NODE_URI}<nodeId>, not {_shown(names) or 'none'}")
+        raise NoIdentity(f"a node's certificate has one name, {NODE_URI}<nodeId>, not {shown(names) or 'none'}")
     node_id = _node_id(uris[0].decode("ascii", "replace").removeprefix(NODE_URI))
     try:
         certificate = certificates(pems[0])[0]
@@ -77,7 +63,3 @@ def _node_id(name: str) -> str:
     if not is_id(name, "node"):
         raise NoIdentity(f"{name[:64]!r} is no node id: node_ and a lower-case ULID")
     return name
-
-
-def _shown(values: Sequence[bytes]) -> str:
-    return ", ".join(one[:64].decode("ascii", "replace") for one in values[:4])

@@ -12,7 +12,7 @@ from psycopg_pool import PoolTimeout
 from receiver.apply import command, inventory, session, status, telemetry
 from receiver.gateway import messages as m
 from receiver.gateway import work
-from receiver.gateway.registry import Registry, Stream, disbelieved, superseded
+from receiver.gateway.registry import BARRED, Registry, Stream, superseded
 from receiver.gateway.telemetry import Telemetry
 from receiver.measures import Measures
 from receiver.planning.pressure import Levels
@@ -121,12 +121,12 @@ class Jobs:
         try:
             start, standing = await asyncio.shield(beginning)
         except session.Revoked as error:
-            return work.Leave(m.End("revoked", None, str(error)))
+            return work.Leave(self.registry.bar(stream, str(error)))
         except asyncio.CancelledError:
             beginning.add_done_callback(lambda done: self._abandoned(stream, done))
             raise
         if start.quarantined:
-            return work.Leave(disbelieved(0.0, session.REVOKED))
+            return work.Leave(self.registry.bar(stream, BARRED[session.REVOKED]))
         stream.telemetry = Telemetry.begin(self.levels, standing, facts.boot_id)
         self.registry.begun(stream, start.epoch, start.plan_rev)
         return work.Begun(start)

@@ -19,14 +19,14 @@ from bettercompute.agent.v1 import join_pb2 as pb
 from bettercompute.agent.v1 import session_pb2
 from bettercompute.contract.hardware_key import Identifiers, claimed
 from bettercompute.contract.tokens import BadToken, parse
-from cryptography import x509
 from google.protobuf.message import DecodeError, Message
 
 from receiver.apply import join as apply
-from receiver.authority import BadCertificate, BadCsr, Issued, NodeAuthority, PublicKey, check_csr
+from receiver.authority import BadCertificate, BadCsr, Issued, NodeAuthority, PublicKey, certificates, check_csr
+from receiver.callers import Auth, Caller, NoIdentity, caller, check_version
 from receiver.errors import Refused
 from receiver.gateway import limits
-from receiver.gateway.identity import NoIdentity, check_version, peer
+from receiver.gateway.identity import peer
 from receiver.gateway.jobs import Jobs
 from receiver.gateway.limits import Bucket, Limit, OverLimit, check
 from receiver.store.database import NO_ANSWER, Connection
@@ -48,6 +48,7 @@ STATUSES: Mapping[type[Exception], grpc.StatusCode] = {
 
 LOG = logging.getLogger("receiver.gateway")
 Context = grpc.aio.ServicerContext[Any, Any]
+Work = Callable[[bytes, Caller], Awaitable[pb.Credentials]]
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
 
@@ -83,16 +84,17 @@ class Joins:
 
     async def join(self, data: bytes, context: Context) -> pb.JoinResponse:
         """JoinService.Join."""
-        return pb.JoinResponse(credentials=await self._answered("join", context, self._join(data, context)))
+        return pb.JoinResponse(credentials=await self._answered("join", context, self._join, data))
 
     async def renew(self, data: bytes, context: Context) -> pb.RenewResponse:
         """AgentService.Renew."""
-        return pb.RenewResponse(credentials=await self._answered("renewal", context, self._renew(data, context)))
+        return pb.RenewResponse(credentials=await self._answered("renewal", context, self._renew, data))
 
-    async def _answered(self, what: str, context: Context, work: Awaitable[pb.Credentials]) -> pb.Credentials:
+    async def _answered(self, what: str, context: Context, work: Work, data: bytes) -> pb.Credentials:
         """The answer, or the gRPC status that says why there is none."""
+        who = caller(context)
         try:
-            credentials = await work
+            credentials = await work(data, who)
             self.jobs.registry.joins[what, "OK"] += 1
             return credentials
         except OverLimit as error:
@@ -102,19 +104,19 @@ class Joins:
             code = next(code for kind, code in STATUSES.items() if isinstance(error, kind))
             says = " ".join(str(error).split())
         self.jobs.registry.joins[what, code.name] += 1
-        LOG.warning(f"{what} refused", extra={"address": address(context.peer()), "status": code.name, "reason": says})
+        LOG.warning(f"{what} refused", extra={"address": address(who.address), "status": code.name, "reason": says})
         await context.abort(code, says)
         raise AssertionError("abort raises")
 
-    async def _join(self, data: bytes, context: Context) -> pb.Credentials:
-        caller = address(context.peer())
-        if self.addresses.take(caller, self.jobs.registry.now()):
+    async def _join(self, data: bytes, who: Caller) -> pb.Credentials:
+        whose = address(who.address)
+        if self.addresses.take(whose, self.jobs.registry.now()):
             raise OverLimit(limits.JOINS)
-        check_version(context.auth_context())
+        check_version(who.auth)
         request = _decoded(pb.JoinRequest(), data)
         token, told, sign = parse(request.token), _claimed(request), self._signer(check_csr(request.csr))
         joined = await self._joined(lambda tx: apply.join(tx, token, told, sign, request.daemon_version))
-        facts = {"node": joined.node_id, "token": token.id, "address": caller, "hostname": _printable(request.claims.hostname)}
+        facts = {"node": joined.node_id, "token": token.id, "address": whose, "hostname": _printable(request.claims.hostname)}
         LOG.info("node joined" if joined.created else "node joined again", extra=facts)
         return self._credentials(joined.node_id, joined.certificate)
 
@@ -132,22 +134,22 @@ class Joins:
 
         return await _to_its_end(work())
 
-    async def _renew(self, data: bytes, context: Context) -> pb.Credentials:
-        caller = peer(context.invocation_metadata() or (), context.auth_context(), insecure=False)
-        node_id, fingerprint = caller.node_id, str(caller.certificate)
+    async def _renew(self, data: bytes, who: Caller) -> pb.Credentials:
+        node = peer(who.metadata, who.auth, insecure=False)
+        node_id, fingerprint = node.node_id, str(node.certificate)
         key = check_csr(_decoded(pb.RenewRequest(), data).csr)
-        if key == _presented(context).public_key():
+        if key == _key_of(who.auth):
             raise BadCsr("the key is that of the certificate which is to be renewed: a new one is needed")
         sign, most = self._signer(key), limits.RENEWALS.most
-        issued = await self._renewed(node_id, lambda tx: apply.renew(tx, node_id, fingerprint, sign, most))
+        issued = await self._renewed(fingerprint, lambda tx: apply.renew(tx, node_id, fingerprint, sign, most))
         LOG.info("certificate renewed", extra={"node": node_id, "until": issued.not_after.isoformat()})
         return self._credentials(node_id, issued)
 
-    async def _renewed(self, node_id: str, do: Callable[[Connection], Issued]) -> Issued:
-        """The same, one of a node at a time."""
-        if node_id in self.renewing:
+    async def _renewed(self, fingerprint: str, do: Callable[[Connection], Issued]) -> Issued:
+        """The same, one of a certificate at a time: whoever has a node's old key holds up nobody who has its new one."""
+        if fingerprint in self.renewing:
             raise OverLimit(limits.RENEWING)
-        self.renewing.add(node_id)
+        self.renewing.add(fingerprint)
 
         async def work() -> Issued:
             try:
@@ -156,7 +158,7 @@ class Joins:
             except apply.TooOften as error:
                 raise OverLimit(limits.RENEWALS) from error
             finally:
-                self.renewing.discard(node_id)
+                self.renewing.discard(fingerprint)
 
         return await _to_its_end(work())
 
@@ -192,13 +194,13 @@ class Addresses:
         return bucket.take(now)
 
 
-def address(caller: str) -> str:
+def address(peer_of_call: str) -> str:
     """Whose peer this is, for a limit: an IPv4 address, or the /64 of an IPv6 one, of which one machine has all.
 
     >>> address("ipv4:192.0.2.7:50312"), address("ipv6:%5B2001:db8::1%5D:50312"), address("ipv6:[::ffff:192.0.2.7]:50312")
     ('192.0.2.7', '2001:db8::/64', '192.0.2.7')
     """
-    family, _, rest = unquote(caller).partition(":")
+    family, _, rest = unquote(peer_of_call).partition(":")
     try:
         found = ipaddress.ip_address(rest.rpartition(":")[0].strip("[]"))
     except ValueError:
@@ -242,9 +244,9 @@ def _claimed(request: pb.JoinRequest) -> Identifiers:
     return claimed(claims.product_uuid, claims.serial, claims.macs, claims.gpu_uuids)
 
 
-def _presented(context: Context) -> x509.Certificate:
-    """The certificate that the peer came with."""
-    return x509.load_pem_x509_certificate(next(iter(context.auth_context()["x509_pem_cert"])))
+def _key_of(auth: Auth) -> object:
+    """The key of the certificate that the peer came with."""
+    return certificates(next(iter(auth["x509_pem_cert"])))[0].public_key()
 
 
 def _printable(claim: str) -> str:

@@ -56,7 +56,7 @@ JOINING = Limit("joins in progress", 256, "RESOURCE_EXHAUSTED")
 JOIN_BYTES = Limit("bytes a join or renewal", 64 << 10, "RESOURCE_EXHAUSTED")
 CLAIMS = Limit("MAC addresses, or GPUs, of a claim", 256, "INVALID_ARGUMENT")
 RENEWALS = Limit("renewals an hour and node", 6, "RESOURCE_EXHAUSTED", HOUR, 6)
-RENEWING = Limit("renewals of a node in progress", 1, "RESOURCE_EXHAUSTED")
+RENEWING = Limit("renewals with a certificate in progress", 1, "RESOURCE_EXHAUSTED")
 PAGE = Limit("rows an API page", values.PAGE_ROWS, "INVALID_ARGUMENT")
 REASON = Limit("bytes a reason", values.REASON_BYTES, "INVALID_ARGUMENT")
 TOKEN_DAYS = Limit("days a token", values.TOKEN_DAYS, "INVALID_ARGUMENT")
@@ -156,8 +156,9 @@ class Bucket:
         return self.limit.most / self.limit.per
 
     def _refill(self, now: float) -> None:
-        self.level = min(float(self.limit.burst), self.level + max(0.0, now - self.at) * self._rate)
-        self.at = max(now, self.at)
+        if now > self.at:
+            self.level = min(float(self.limit.burst), self.level + (now - self.at) * self._rate)
+            self.at = now
 
 
 @dataclass(slots=True)

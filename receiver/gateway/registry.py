@@ -19,6 +19,8 @@ from receiver.gateway.work import Leave
 from receiver.values import Event, Status
 
 LOG = logging.getLogger("receiver.gateway")
+BARRED_SECONDS = 60.0  # that it is remembered of a certificate that it is good no more
+MOST_BARRED = 1 << 16
 
 
 @dataclass(slots=True, eq=False)
@@ -69,10 +71,15 @@ class Registry:
     dropped: Counter[str] = field(default_factory=Counter)  # what reports may not say, by reason
     draining: bool = False
     places: Limit = limits.PLACES
+    barred: dict[str, tuple[float, str]] = field(default_factory=dict)  # certificates that are good no more: until when, and why
 
     def admit(self, node_id: str, certificate: str | None = None) -> Stream:
-        """A new stream of a node. Raises OverLimit; one that is over a rate may come again."""
-        self.refuse(limits.STREAMS, len(self.streams.get(node_id, ())) + 1)
+        """A new stream of a node. Raises OverLimit; one that is over a rate may come again.
+
+        Streams are counted by certificate: who has an old key of a node takes no place of who has its new one.
+        """
+        same = [one for one in self.streams.get(node_id, ()) if one.certificate == certificate]
+        self.refuse(limits.STREAMS, len(same) + 1)
         self.refuse(limits.HANDSHAKES, len(self.greeting) + 1)
         self.refuse(self.places, len(self.current) + len(self.greeting) + 1)
         loop = asyncio.get_running_loop()
@@ -81,6 +88,17 @@ class Registry:
         self.greeting.add(stream)
         self.rates.setdefault(node_id, NodeLimits())
         return stream
+
+    def bar(self, stream: Stream, why: str) -> m.End:
+        """The stream's certificate is good no more, which no later word changes: what to say, now and for a while."""
+        if stream.certificate is not None and len(self.barred) < MOST_BARRED:
+            self.barred[stream.certificate] = self.now() + BARRED_SECONDS, why
+        return revoked(why)
+
+    def bars(self, stream: Stream) -> m.End | None:
+        """What to say to who was told so a moment ago: it costs no look into the database, for which others wait."""
+        until, why = self.barred.get(stream.certificate or "", (0.0, ""))
+        return revoked(why) if self.now() < until else None
 
     def refuse(self, limit: Limit, found: int) -> None:
         """Counts and raises OverLimit when `found` is over the limit."""
@@ -167,8 +185,9 @@ class Registry:
                 self.current[node_id].plan_rev = plan_rev
 
     def forget(self) -> None:
-        """Drops the rates of nodes that have no stream and owe nothing."""
+        """Drops the rates of nodes that have no stream and owe nothing, and what is barred no more."""
         now = self.now()
+        self.barred = {certificate: one for certificate, one in self.barred.items() if now < one[0]}
         for node_id in [name for name in self.rates if name not in self.streams]:
             if self.rates[node_id].full(now):
                 del self.rates[node_id]
@@ -186,10 +205,15 @@ def superseded(epoch: int | None) -> m.End:
     return m.End("superseded", None, f"session {epoch or 'with a newer epoch'} of this node began")
 
 
+def revoked(why: str) -> m.End:
+    """The node may have no session with this certificate."""
+    return m.End("revoked", None, why)
+
+
 def disbelieved(jitter: float, reason: str) -> m.End:
     """The node's certificate is good no more; else it may come back at once: nobody has the session."""
     if reason in BARRED:
-        return m.End("revoked", None, BARRED[reason])
+        return revoked(BARRED[reason])
     return m.End("draining", 0.5 + 0.5 * jitter, "what this session says is not believed any more: begin another")
 
 

@@ -12,9 +12,10 @@ from typing import Any
 import grpc
 from bettercompute.agent.v1 import session_pb2 as pb
 
+from receiver.callers import NoIdentity, caller
 from receiver.gateway import codec
 from receiver.gateway import messages as m
-from receiver.gateway.identity import NoIdentity, peer
+from receiver.gateway.identity import peer
 from receiver.gateway.jobs import Jobs
 from receiver.gateway.limits import OverLimit
 from receiver.gateway.machine import Machine, Phase
@@ -41,8 +42,9 @@ class Sessions:
     async def serve(self, _: object, context: Context) -> None:
         """The handler of one stream; ends when it is over. A refusal before Hello is a gRPC status that says why."""
         try:
-            caller = peer(context.invocation_metadata() or (), context.auth_context(), self.insecure)
-            stream = self.registry.admit(caller.node_id, caller.certificate)
+            who = caller(context)
+            node = peer(who.metadata, who.auth, self.insecure)
+            stream = self.registry.admit(node.node_id, node.certificate)
         except NoIdentity as error:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
         except OverLimit as error:
@@ -131,7 +133,7 @@ class _Conversation:
             if isinstance(action, m.ToNode):
                 await self._say(action)
                 continue
-            if isinstance(action, Begin) and (end := self.registry.overload()):
+            if isinstance(action, Begin) and (end := self.registry.bars(self.stream) or self.registry.overload()):
                 event: object | None = Leave(end)
             else:
                 began = self.registry.now()

@@ -34,6 +34,8 @@ from google.protobuf.message import DecodeError, Message
 from sqlalchemy import Engine, Row
 from sqlalchemy.engine import Connection
 
+from receiver import callers
+from receiver.callers import Caller, NoIdentity
 from receiver.client_methods import name_of
 from receiver.errors import Invalid, NotFound, OverLimit, Refused
 from receiver.measures import Measures
@@ -114,6 +116,7 @@ REFUSALS: tuple[tuple[type[Exception], grpc.StatusCode, str], ...] = (
     (NotFound, grpc.StatusCode.NOT_FOUND, ""),
     (Invalid, grpc.StatusCode.INVALID_ARGUMENT, ""),
     (Refused, grpc.StatusCode.FAILED_PRECONDITION, ""),
+    (NoIdentity, grpc.StatusCode.UNAUTHENTICATED, ""),
     (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED, ""),
     (Forbidden, grpc.StatusCode.PERMISSION_DENIED, ""),
     (sqlalchemy.exc.DataError, grpc.StatusCode.INVALID_ARGUMENT, ""),  # a zero byte in a text
@@ -183,9 +186,11 @@ class Api:
         """Requests come as bytes: what is none is refused like all else, and is no traceback in the log."""
 
         async def handle(data: bytes, context: Context) -> Message:
+            calls = callers.caller(context)
+
             def answer() -> Message:
                 request = _read(kind, data)
-                return run(self.engine, self._who(context, request), request)
+                return run(self.engine, self._who(calls, request), request)
 
             with self._counted(), self.measures.call(name):
                 message: Message = await self._guarded(context, answer)
@@ -193,11 +198,15 @@ class Api:
 
         return handle
 
-    def _who(self, context: Context, request: Any) -> Who:
+    def _who(self, calls: Caller, request: Any) -> Who:
         """What looks up the call's token. It does so with each use: who watches is looked up again and again."""
-        metadata = tuple(context.invocation_metadata() or ())
         requested = request.tenant_id if request.HasField("tenant_id") else None
-        return lambda db: narrowed(caller(db, metadata, self.insecure), requested)
+
+        def look_up(db: Connection) -> Scope:
+            callers.check_version(calls.auth)
+            return narrowed(caller(db, calls.metadata, self.insecure), requested)
+
+        return look_up
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
@@ -219,17 +228,18 @@ class Api:
 
     async def watch(self, data: bytes, context: Context) -> AsyncIterator[events_pb2.EventsServiceWatchResponse]:
         """Each event behind the cursor (without one: from now on), as it is committed, until the caller hangs up."""
+        calls = callers.caller(context)
         with self._counted():
             request = await self._guarded(context, lambda: _read(events_pb2.EventsServiceWatchRequest, data))
-            async for response in self._followed(request, context):
+            async for response in self._followed(request, calls, context):
                 yield response
 
     async def _followed(
-        self, request: events_pb2.EventsServiceWatchRequest, context: Context
+        self, request: events_pb2.EventsServiceWatchRequest, calls: Caller, context: Context
     ) -> AsyncIterator[events_pb2.EventsServiceWatchResponse]:
         node_id = request.node_id if request.HasField("node_id") else None
         kind = request.type if request.HasField("type") else None
-        who = self._who(context, request)
+        who = self._who(calls, request)
         place = await self._guarded(context, lambda: self._first_place(who, request))
         while not self.stopping:
             after = place

@@ -115,7 +115,7 @@ async def test_who_has_no_certificate_has_no_stream(served: Secure) -> None:
 async def test_where_the_version_of_tls_is_told_and_is_lower_the_stream_is_refused(served: Secure) -> None:
     daemon = at(served, served.admit())
     await daemon.open()
-    with patch("receiver.gateway.identity.VERSION", b"TLSv1.4"), pytest.raises(Over) as over:
+    with patch("receiver.callers.VERSION", b"TLSv1.4"), pytest.raises(Over) as over:
         await listen(daemon)
     assert (over.value.code, over.value.details) == (grpc.StatusCode.UNAUTHENTICATED, "TLS 1.3 is needed, not TLSv1.3")
 
@@ -142,6 +142,40 @@ async def test_the_end_of_a_lease_ends_the_stream_as_revoked_and_a_bound_token_b
     await back.connect()
     assert (await back.offer(host())).status == wire.INVENTORY_STATUS_APPLIED
     assert security(one) == []
+
+
+@secured
+async def test_who_has_an_old_key_of_a_node_takes_no_place_of_who_has_its_new_one(served: Secure) -> None:
+    old = served.admit()
+    new = served.admit(served.join_token(node=old.node_id))
+    silent = [at(served, old) for _ in range(2)]
+    for one in silent:
+        await one.open()
+    await until("both streams", lambda: len(served.receiver.registry.greeting) == 2)
+    third = at(served, old)
+    await third.open()
+    with pytest.raises(Over) as over:
+        await listen(third)
+    assert "streams a node" in over.value.details
+    await at(served, new).connect()
+
+
+@secured
+async def test_who_was_told_that_its_certificate_is_good_no_more_costs_the_others_nothing(served: Secure) -> None:
+    """No look into the database, and none of the sessions that may begin in a second."""
+    old = served.admit()
+    new = served.admit(served.join_token(node=old.node_id))
+    told = await turned_away(at(served, old))
+    assert told.reason == REVOKED
+    with patch("receiver.gateway.jobs.session.hello") as asked:
+        for _ in range(5):
+            assert await turned_away(at(served, old)) == told
+        assert not asked.called
+    await at(served, new).connect()
+    with patch("receiver.gateway.registry.BARRED_SECONDS", 0.0):
+        assert (await turned_away(at(served, served.certificate(old.node_id)))).reason == REVOKED
+    served.receiver.registry.forget()
+    assert len(served.receiver.registry.barred) == 1, "what is over is forgotten"
 
 
 @receivers

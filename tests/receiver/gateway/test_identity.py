@@ -8,7 +8,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from receiver.authority import NodeAuthority, create_ca
-from receiver.gateway.identity import NoIdentity, Peer, peer
+from receiver.callers import NoIdentity
+from receiver.gateway.identity import Peer, peer
 from tests.receiver.builders import NODE, OTHER
 
 NAME = f"bc://node/{NODE}".encode()

@@ -380,6 +380,9 @@ async def test_lower_version_of_tls_is_refused(served: Secure) -> None:
         def peer(self) -> str:
             return "ipv4:192.0.2.7:1"
 
+        def invocation_metadata(self) -> None:
+            return None
+
         def auth_context(self) -> dict[str, list[bytes]]:
             return {"ssl_tls_version": [b"TLSv1.2"]}
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import grpc
 import psycopg
@@ -149,5 +150,19 @@ def test_over_tls_the_same(database: str) -> None:
             assert (await refused(served.api("nodes.list")))[0] == UNAUTHENTICATED
             with served.calling("acme"):
                 assert (await served.api("nodes.list"))["nodes"] == []
+
+    asyncio.run(main())
+
+
+def test_a_call_over_a_lower_version_of_tls_is_refused_whatever_its_token(database: str) -> None:
+    async def main() -> None:
+        async with secure(database) as served:
+            with served.calling("default"):
+                assert await served.api("nodes.list") == {"nodes": [], "nextCursor": None}
+                with patch("receiver.callers.VERSION", b"TLSv1.4"):
+                    refusal = UNAUTHENTICATED, "TLS 1.3 is needed, not TLSv1.3"
+                    assert await refused(served.api("nodes.list")) == refusal
+                    assert await refused(served.api("pools.create", name="p", gpuModel="H100")) == refusal
+            assert served.rows("SELECT count(*) FROM pools") == [(0,)]
 
     asyncio.run(main())
