@@ -151,9 +151,18 @@ def _integration(package: Package, tree: Path) -> None:
     copies = {f"systemd/{unit}": f"usr/lib/systemd/system/{unit}" for unit in package.units}
     copies |= {f"{kind}/{package.name}.conf": f"usr/lib/{kind}.d/{package.name}.conf" for kind in ("sysusers", "tmpfiles")}
     copies |= {f"../{name}": f"usr/share/doc/{package.name}/{name}" for name in ("README.md", "CHANGELOG.md")}
+    if package.name == "bc-receiver":
+        copies |= {f"monitoring/{path.name}": f"usr/share/{package.name}/monitoring/{path.name}" for path in _monitoring()}
     for source, place in copies.items():
         (tree / place).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(HERE / source, tree / place)
+
+
+def _monitoring() -> Iterator[Path]:
+    """Alert rules and dashboard, for the Prometheus and Grafana that somebody has."""
+    return (
+        path for path in sorted((HERE / "monitoring").iterdir()) if path.suffix in (".yml", ".json") and "_test" not in path.name
+    )
 
 
 # ---- what is made of it
@@ -168,6 +177,7 @@ def script(name: str, package: Package) -> str:
         "@CONFIG@": package.config,
         "@SUMMARY@": package.summary,
         "@TEXT@": package.text,
+        "@MORE@": f"/usr/share/{package.name}\n" if package.name == "bc-receiver" else "",
     }
     text = (HERE / name).read_text()
     for word, value in words.items():

@@ -118,6 +118,23 @@ def test_bcd_is_ready_without_a_receiver_as_its_own_user(node: Machine) -> None:
     ]  # fmt: skip
 
 
+SEEN = ("/usr/lib/modules", "/tmp", "/sys/bus/pci", "/proc/1", "/var/lib/dpkg/status", "/dev/kmsg")
+HIDDEN = ("/root", "/home")
+
+
+def test_the_sandbox_shows_what_collectors_read_and_nothing_may_be_written(node: Machine) -> None:
+    pid = node.show("bcd", "MainPID")
+    (node.root / "usr/lib/modules/6.0").mkdir(parents=True)
+    inside = ("nsenter", "-t", pid, "-m", "setpriv", "--reuid=bcd", "--regid=bcd", "--clear-groups")
+    for path in SEEN:
+        node.run(*inside, "test", "-r", path)
+    node.run(*inside, "ls", "/usr/lib/modules/6.0")
+    for path in HIDDEN:
+        assert node.try_(*inside, "ls", path).returncode != 0
+    for path in ("/usr", "/etc", "/tmp", "/var/lib"):
+        assert "Read-only file system" in node.try_("nsenter", "-t", pid, "-m", "touch", f"{path}/x").stderr, path
+
+
 def test_doctor_and_inventory_run_on_the_installed_node(node: Machine) -> None:
     found = json.loads(node.run("bcd", "doctor", "--json", codes=(0, 1)))
     assert found
