@@ -18,7 +18,7 @@ class Measures:
     def __init__(self, singletons: tuple[str, ...] = ()) -> None:
         self.registry = of = CollectorRegistry(auto_describe=False)
         # (A label named `job` would be taken for Prometheus' own.)
-        tells = "What streams had done: begin, judge (a report: most touch no row), apply and so on."
+        tells = "What streams had done: begin, judge (a report that says something new), apply and so on."
         self.jobs = Histogram("bc_job_seconds", tells, ["kind"], registry=of, buckets=_BUCKETS)
         self.calls = Histogram("bc_api_seconds", "Calls of the API, by method.", ["method"], registry=of, buckets=_BUCKETS)
         tells = "Work of singletons, while this receiver had the lease."

@@ -5,6 +5,7 @@ Times become aware datetimes, durations seconds. What this version does not know
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import singledispatch
 
@@ -16,11 +17,15 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from receiver import values
 from receiver.gateway import limits
 from receiver.gateway import messages as m
+from receiver.planning import clock
 from receiver.planning.conditions import sort_out
 from receiver.planning.offer import is_name
 
+MOVING = ("seq", "sent_at", "pressure")  # of a report: what differs with each, and is no news
+KEPT = 16 << 10  # bytes of a report
 LOOKED_AT = 4 * limits.SECTIONS.most  # sections of an offer: it is refused for fewer, and a message has room for two millions
 RESULT = 256 << 10  # characters of a command's payload; bcd sends a quarter of it, and four MiB of JSON hold up all streams
+Between = tuple[datetime, datetime]
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 END_REASONS = {
@@ -55,8 +60,20 @@ class BadMessage(Exception):
     """Bytes that are no message of this protocol. `str()` says what is wrong."""
 
 
-def decode(data: bytes) -> m.FromNode:
-    """One message of bcd. Raises OverLimit, or BadMessage for bytes or times that mean nothing."""
+@dataclass(slots=True)
+class Said:
+    """What a stream's last report said, and the bytes that say so: a report with the same bytes is not read again."""
+
+    data: bytes | None = None
+    status: values.Status = field(default_factory=lambda: values.Status(""))
+    bad: tuple[str, ...] = ()
+
+
+def decode(data: bytes, said: Said | None = None, came: Between | None = None) -> m.FromNode:
+    """One message of bcd. `said` is its stream's; `came`: the times between which it came, for a report's offset.
+
+    Raises OverLimit, or BadMessage for bytes or times that mean nothing.
+    """
     limits.check(limits.MESSAGE_BYTES, len(data))
     request = pb.SessionRequest()
     try:
@@ -67,7 +84,7 @@ def decode(data: bytes) -> m.FromNode:
     if kind == "hello":
         return _hello(request.hello)
     if kind == "status_report":
-        return _report(request.status_report)
+        return _report(request.status_report, said or Said(), came)
     if kind == "inventory_offer":
         return _offer(request.inventory_offer)
     if kind == "inventory_sections":
@@ -102,7 +119,22 @@ def _hello(hello: pb.Hello) -> m.Hello:
     )
 
 
-def _report(report: pb.StatusReport) -> m.Report:
+def _report(report: pb.StatusReport, said: Said, came: Between | None) -> m.Report:
+    seq = report.seq
+    sent_at = _time(report.sent_at, "StatusReport.sent_at") if report.HasField("sent_at") else None
+    pressure = _pressure(report.pressure) if report.HasField("pressure") else None
+    for name in MOVING:
+        report.ClearField(name)  # type: ignore[arg-type]
+    data = report.SerializeToString()
+    if data != said.data:
+        said.status, said.bad = _status(report)
+        said.data = data if len(data) <= KEPT else None
+    offset = clock.offset(sent_at, *came) if sent_at and came else None
+    return m.Report(seq, sent_at, said.status, said.bad, pressure, offset)
+
+
+def _status(report: pb.StatusReport) -> tuple[values.Status, tuple[str, ...]]:
+    """What a report says, and the types of conditions that it may not set."""
     limits.check(limits.CONDITIONS, len(report.conditions))
     found = sort_out(_condition(one) for one in report.conditions)
     _words(report.digest)
@@ -118,15 +150,14 @@ def _report(report: pb.StatusReport) -> m.Report:
         conditions=found.conditions,
         faults=found.faults,
     )
-    sent_at = _time(report.sent_at, "StatusReport.sent_at") if report.HasField("sent_at") else None
-    pressure = _pressure(report.pressure) if report.HasField("pressure") else None
-    return m.Report(report.seq, sent_at, status, found.bad, pressure)
+    return status, found.bad
 
 
 def _pressure(sample: pb.Pressure) -> values.Pressure | None:
     """A sample, unless some of it is no share of anything."""
-    found = values.Pressure(sample.cpu, sample.memory, sample.io, sample.steal, sample.number)
-    return found if all(0 <= share <= 100 for share in (found.cpu, found.memory, found.io, found.steal)) else None
+    cpu, memory, io, steal = sample.cpu, sample.memory, sample.io, sample.steal
+    shares = 0 <= cpu <= 100 and 0 <= memory <= 100 and 0 <= io <= 100 and 0 <= steal <= 100
+    return values.Pressure(cpu, memory, io, steal, sample.number) if shares else None
 
 
 def _condition(one: pb.Condition) -> values.Condition:

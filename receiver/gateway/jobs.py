@@ -141,13 +141,16 @@ class Jobs:
         facts = self._facts(stream, job.hello)
         await self.transaction(lambda tx: session.hello_again(tx, stream.node_id, stream.epoch, facts))
 
-    async def judge(self, stream: Stream, job: work.Judge) -> None:
-        """Notes the node as seen; records the report when it is news, and what its telemetry came to when that is."""
+    def is_news(self, stream: Stream, job: work.Judge) -> bool:
+        """Notes the node as seen, and what its telemetry came to. False: nothing of the report is to be recorded."""
         self.registry.seen[stream.node_id] = stream.epoch
-        concluded, news = stream.telemetry.follow(job.pressure, job.offset), stream.is_news(job.status)
-        if not news and not concluded:
-            return
+        stream.telemetry.follow(job.pressure, job.offset)
+        return stream.is_news(job.status)
+
+    async def judge(self, stream: Stream, job: work.Judge) -> None:
+        """Records a report when it is news, and what telemetry came to with it when that is."""
         plan_rev, node_id, epoch = stream.plan_rev, stream.node_id, stream.epoch
+        concluded, news = stream.telemetry.concluded, stream.judged != (job.status, plan_rev)
         told: list[Event] = []
 
         def record(tx: Connection) -> bool:

@@ -8,7 +8,7 @@ the messages of a stream are handled in order, and at most one job of a stream i
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 from bettercompute.contract.sections import same_digest
@@ -43,7 +43,7 @@ UPLOAD_LIMIT = 120.0  # seconds without a chunk after which an offer is no longe
 RETRY_SOON = 1.0  # and when bytes that were there are gone: the next offer asks for them
 
 
-class Phase(Enum):
+class Phase(StrEnum):
     """Where a stream stands."""
 
     NEW = "new"  # no Hello yet

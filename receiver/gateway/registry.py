@@ -4,7 +4,6 @@ A report that says what the last one said, judged under the same `plan_rev` of t
 as seen, and all that were seen are written together, once a second at most (decision 8). Everything here runs in the event loop.
 """
 
-import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +14,7 @@ from receiver.gateway import limits
 from receiver.gateway import messages as m
 from receiver.gateway.limits import Bucket, Counts, Limit, NodeLimits, OverLimit
 from receiver.gateway.telemetry import Telemetry
-from receiver.gateway.work import Leave
+from receiver.gateway.work import Leave, Queued
 from receiver.values import Event, Status
 
 LOG = logging.getLogger("receiver.gateway")
@@ -25,15 +24,17 @@ MOST_BARRED = 1 << 16
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """One open stream. `leave` is set once, with what ends it from outside; `queued` when commands may be due to it.
+    """One open stream. `leave` is set once, with what ends it from outside; `queued` when commands may be due to it; `wake` is
+    called with either.
 
     `certificate`: the fingerprint of the one that it came with; None on an insecure receiver.
     """
 
     node_id: str
-    leave: asyncio.Future[Leave]
-    queued: asyncio.Future[None]
     certificate: str | None = None
+    leave: Leave | None = None
+    queued: bool = False
+    wake: Callable[[], None] = lambda: None
     sent: set[str] = field(default_factory=set)  # commands that have no result yet
     epoch: int = 0
     plan_rev: int = 0
@@ -43,12 +44,28 @@ class Stream:
 
     def tell(self, end: m.End) -> None:
         """Has the stream end with this message, unless something else ends it already."""
-        if not self.leave.done():
-            self.leave.set_result(Leave(end))
+        if self.leave is None:
+            self.leave = Leave(end)
+            self.wake()
+
+    def look(self) -> None:
+        """Has the stream look for commands."""
+        if not self.queued:
+            self.queued = True
+            self.wake()
+
+    def outside(self) -> Leave | Queued | None:
+        """What has come from outside, each once."""
+        if self.leave is not None:
+            return self.leave
+        if self.queued:
+            self.queued = False
+            return Queued()
+        return None
 
     def is_news(self, status: Status) -> bool:
-        """Whether a report has to be looked at in the database."""
-        return self.judged != (status, self.plan_rev)
+        """Whether of a report, or of telemetry as it is with it, something has to be looked at in the database."""
+        return bool(self.telemetry.concluded) or self.judged != (status, self.plan_rev)
 
 
 @dataclass(slots=True)
@@ -82,8 +99,7 @@ class Registry:
         self.refuse(limits.STREAMS, len(same) + 1)
         self.refuse(limits.HANDSHAKES, len(self.greeting) + 1)
         self.refuse(self.places, len(self.current) + len(self.greeting) + 1)
-        loop = asyncio.get_running_loop()
-        stream = Stream(node_id, loop.create_future(), loop.create_future(), certificate)
+        stream = Stream(node_id, certificate)
         self.streams.setdefault(node_id, set()).add(stream)
         self.greeting.add(stream)
         self.rates.setdefault(node_id, NodeLimits())
@@ -169,8 +185,8 @@ class Registry:
     def queued(self, node_id: str) -> None:
         """A command was queued for this node, by whoever."""
         stream = self.current.get(node_id)
-        if stream is not None and not stream.queued.done():
-            stream.queued.set_result(None)
+        if stream is not None:
+            stream.look()
 
     def outstanding(self, commands: Iterable[tuple[str, str]]) -> None:
         """All commands without a result, by node and id: whoever was not sent one of its own looks for it."""

@@ -1,11 +1,9 @@
 """One stream: reads bcd's messages, hands them to the machine, says what it answers, does its jobs. Nothing is decided here."""
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,8 +18,7 @@ from receiver.gateway.jobs import Jobs
 from receiver.gateway.limits import OverLimit
 from receiver.gateway.machine import Machine, Phase
 from receiver.gateway.registry import Registry, Stream, draining
-from receiver.gateway.work import Action, Bad, Begin, Leave, Queued
-from receiver.planning import clock
+from receiver.gateway.work import Action, Bad, Begin, Judge, Leave
 
 HELLO_SECONDS = 10.0  # a stream without a Hello by then is closed
 PROMPT = 0.05  # seconds: a message that was waited for longer was not there before
@@ -76,54 +73,89 @@ class _Conversation:
             lambda limit: self.registry.met.update([limit.name]),
             lambda types: self.registry.bad_conditions(stream, types),
         )
-        self.deadline = self.registry.now() + HELLO_SECONDS  # for Hello, whatever else comes before it
+        self.said = codec.Said()
+        self.turn = asyncio.Lock()  # bcd's messages and what comes from outside are handled one after the other
+        self.hearing: asyncio.Task[None] | None = None
         self.last: m.End | None = None
-        self.reading: asyncio.Future[Any] | None = None
         self.empty = datetime.now(UTC)  # when it was last known that no message waits to be read
 
     async def run(self) -> str:
         """Until the stream ends; the reason."""
-        while self.machine.phase is not Phase.ENDED:
-            event = await self._next()
-            if event is None:
-                return "closed"
-            await self._follow(self.machine.on(event, self.registry.now()))
+        loop, reading = asyncio.get_running_loop(), asyncio.current_task()
+        assert reading is not None
+        self.stream.wake = lambda: self._wake(reading)
+        limit = loop.call_later(HELLO_SECONDS, self._no_hello)
+        if self.stream.leave:
+            self.stream.wake()
+        try:
+            return await self._listen()
+        except asyncio.CancelledError:
+            if self.hearing and self.hearing.done():
+                self.hearing.result()  # raises what is our bug
+            if self.machine.phase is not Phase.ENDED:
+                raise  # the peer is gone
+            reading.uncancel()
+            return self._reason()
+        finally:
+            limit.cancel()
+            self.stream.wake = lambda: None
+            if self.hearing:
+                self.hearing.cancel()
+                self.hearing = None
+
+    async def _listen(self) -> str:
+        """bcd's messages, one after the other."""
+        while True:
+            data, came = await self._read()
+            async with self.turn:
+                if data is grpc.aio.EOF:
+                    return "closed"
+                await self._follow(self.machine.on(self._message(data, came), self.registry.now()))
+                if self.machine.phase is Phase.ENDED:
+                    return self._reason()
+
+    def _wake(self, reading: asyncio.Task[Any]) -> None:
+        """Something has come from outside: it is heard beside the message that is waited for, which gRPC cannot take back."""
+        if self.hearing is None or self.hearing.done():
+            self.hearing = asyncio.create_task(self._hear(reading))
+            self.hearing.add_done_callback(lambda done: self._heard(done, reading))
+
+    async def _hear(self, reading: asyncio.Task[Any]) -> None:
+        async with self.turn:
+            while self.machine.phase is not Phase.ENDED and (event := self.stream.outside()):
+                await self._follow(self.machine.on(event, self.registry.now()))
+        if self.machine.phase is Phase.ENDED:
+            reading.cancel()
+
+    def _heard(self, hearing: asyncio.Task[None], reading: asyncio.Task[Any]) -> None:
+        """What failed in there ends the stream, as it does elsewhere."""
+        if self.hearing is hearing and not hearing.cancelled() and hearing.exception():
+            reading.cancel()
+
+    def _no_hello(self) -> None:
+        """HELLO_SECONDS are over, whatever came meanwhile."""
+        if self.machine.phase is Phase.NEW:
+            self.stream.tell(m.End("bad-message", None, f"no Hello within {HELLO_SECONDS:g} s", "INVALID_ARGUMENT"))
+
+    def _reason(self) -> str:
         return self.last.reason if self.last else "closed"
 
-    async def _next(self) -> object | None:
-        """bcd's next message, or what comes from outside; None at the end of bcd's half."""
-        if self.reading is None:
-            self.reading = asyncio.ensure_future(self._read())
-        reading, leave, queued = self.reading, self.stream.leave, self.stream.queued
-        limit = max(0.0, self.deadline - self.registry.now()) if self.machine.phase is Phase.NEW else None
-        done, _ = await asyncio.wait({reading, leave, queued}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
-        if leave in done or not done:
-            reading.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await reading
-            return leave.result() if done else Bad(f"no Hello within {HELLO_SECONDS:g} s")
-        if queued in done:
-            self.stream.queued = asyncio.get_running_loop().create_future()
-            return Queued()
-        self.reading = None
-        data, since, came = reading.result()
-        if data is grpc.aio.EOF:
-            return None
+    def _message(self, data: bytes, came: codec.Between) -> m.FromNode | Bad:
         try:
-            return _dated(codec.decode(data), since, came)
+            return codec.decode(data, self.said, came)
         except codec.BadMessage as error:
             return Bad(str(error))
         except OverLimit as error:
             return Bad(str(error), error.limit)
 
-    async def _read(self) -> tuple[Any, datetime, datetime]:
+    async def _read(self) -> tuple[Any, codec.Between]:
         """The next bytes, and the times between which they came: they may have waited for the end of a job."""
         asked = datetime.now(UTC)
         data = await self.context.read()
         came = datetime.now(UTC)
         if (came - asked).total_seconds() > PROMPT:
             self.empty = came
-        return data, self.empty, came
+        return data, (self.empty, came)
 
     async def _follow(self, actions: Sequence[Action]) -> None:
         """Says and does what the machine answered; what a job's event leads to comes next, before bcd's next message."""
@@ -132,6 +164,8 @@ class _Conversation:
             action = due.popleft()
             if isinstance(action, m.ToNode):
                 await self._say(action)
+                continue
+            if isinstance(action, Judge) and not self.jobs.is_news(self.stream, action):
                 continue
             if isinstance(action, Begin) and (end := self.registry.bars(self.stream) or self.registry.overload()):
                 event: object | None = Leave(end)
@@ -156,10 +190,3 @@ class _Conversation:
             level = logging.WARNING if message.status in ("refused", "retry") else logging.INFO
             facts = {"snapshot": message.snapshot_id, "section": message.section, "reason": message.reason}
             LOG.log(level, f"inventory {message.status}", extra={"node": self.stream.node_id, **facts})
-
-
-def _dated(message: m.FromNode, since: datetime, came: datetime) -> m.FromNode:
-    """A report with what its time says of the node's clock."""
-    if isinstance(message, m.Report) and message.sent_at is not None:
-        return replace(message, offset=clock.offset(message.sent_at, since, came))
-    return message

@@ -47,6 +47,10 @@ class Levels:
             return "true"
         return "false" if share < self.raise_at[name] / 2 else None
 
+    def are_calm(self, sample: Pressure) -> bool:
+        """Whether every share of a sample is of the level false."""
+        return all(self.of(one.name, getattr(sample, one.name)) == "false" for one in MEASURES)
+
 
 @dataclass(frozen=True, slots=True)
 class Track:
@@ -59,18 +63,21 @@ class Track:
     share: float = 0.0
 
 
+CALM = Track()
+
+
 @dataclass(frozen=True, slots=True)
 class Watch:
     """The samples of one session so far. `number`: of the last one; None: the session has sent none."""
 
     boot_id: str = ""
-    tracks: Mapping[str, Track] = field(default_factory=dict)  # by type
+    tracks: Mapping[str, Track] = field(default_factory=dict)  # by type; those that are not there are CALM
     number: int | None = None
 
     def concluded(self, levels: Levels) -> Iterator[Conclusion]:
         """Every condition as it is now."""
         for one in MEASURES:
-            track = self.tracks.get(one.type, Track())
+            track = self.tracks.get(one.type, CALM)
             yield Conclusion(one.type, track.status, *_told(one, track, levels))
 
 
@@ -88,15 +95,18 @@ def follow(watch: Watch, sample: Pressure | None, levels: Levels) -> Watch:
         return replace(watch, tracks={kind: _unmeasured(watch, track) for kind, track in watch.tracks.items()})
     if sample.number and sample.number == watch.number:
         return watch
-    tracks = {
-        one.type: _measured(watch, watch.tracks.get(one.type, Track()), one, getattr(sample, one.name), levels)
-        for one in MEASURES
+    if not watch.tracks and levels.are_calm(sample):  # as with nearly every sample
+        return Watch(watch.boot_id, watch.tracks, sample.number)
+    followed = {
+        one.type: measured(watch, watch.tracks.get(one.type, CALM), one, getattr(sample, one.name), levels) for one in MEASURES
     }
-    return replace(watch, tracks=tracks, number=sample.number)
+    return Watch(watch.boot_id, {kind: track for kind, track in followed.items() if track != CALM}, sample.number)
 
 
-def _measured(watch: Watch, track: Track, measure: Measure, share: float, levels: Levels) -> Track:
+def measured(watch: Watch, track: Track, measure: Measure, share: float, levels: Levels) -> Track:
     level = levels.of(measure.name, share)
+    if level == "false" == track.status:
+        return CALM
     held = track.held + 1 if level == track.level else 1
     if level is None or held < levels.samples or level == track.status:
         return replace(track, level=level, held=held, share=share)

@@ -31,6 +31,7 @@ from bettercompute.agent.v1 import inventory_pb2
 from bettercompute.agent.v1 import session_pb2 as pb
 from bettercompute.agent.v1.session_pb2_grpc import AgentServiceStub
 from bettercompute.contract.sections import SECTIONS, decode, digest, encode, section_hash
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from agent.collectors import collect
 from agent.recorded import open_host, open_nvml
@@ -40,6 +41,7 @@ from tests.hosts_catalog import HOSTS
 
 HOST = "h100-sxm-8"
 AT_ONCE = 96  # connections that are being opened: each costs both sides a handshake
+COLLECTED = Timestamp(seconds=1_760_000_000)
 OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0), ("grpc.keepalive_time_ms", 301_000))
 Answer = dict[str, Any]
 
@@ -88,17 +90,24 @@ class Node:
             await self.call.write(pb.SessionRequest(**message))  # type: ignore[arg-type]
 
     async def report(self, rng: random.Random) -> None:
-        """A status report, as bcd's."""
+        """A status report, as bcd's: with its time, and with a sample of pressure that is another one each time."""
         self.seq += 1
         await self.say(
             status_report=pb.StatusReport(
                 seq=self.seq,
+                sent_at=_now(),
                 digest=self.digest,
+                collected_at=COLLECTED,
                 conditions=[self.condition] if self.condition else [],
-                pressure=pb.Pressure(cpu=5 * rng.random(), memory=rng.random(), io=rng.random()),
+                pressure=pb.Pressure(cpu=5 * rng.random(), memory=rng.random(), io=rng.random(), number=self.seq),
                 kernel_log=pb.KernelLog(available=True, complete=True),
             )
         )
+
+    async def answered(self) -> None:
+        """Until all that was sent is handled: an offer that is answered at once, without the database."""
+        await self.say(inventory_offer=pb.InventoryOffer(digest="of nothing"))
+        await self.results.get()
 
 
 class Players:
@@ -258,9 +267,8 @@ class Players:
         async def probe(node: Node) -> None:
             began = time.monotonic()
             await node.report(self.rng)
-            await node.say(inventory_offer=pb.InventoryOffer(digest="of nothing"))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(node.results.get(), 30)
+                await asyncio.wait_for(node.answered(), 30)
                 trips.append(time.monotonic() - began)
 
         end = time.monotonic() + float(do["seconds"])
@@ -273,19 +281,17 @@ class Players:
 
     async def saturate(self, do: Mapping[str, Any]) -> Answer:
         """All send heartbeats that change nothing, one after the other, as fast as they are taken."""
-        end, sent = time.monotonic() + float(do["seconds"]), 0
+        began, sent = time.monotonic(), 0
 
         async def one(node: Node) -> None:
             nonlocal sent
-            status = pb.StatusReport(digest=node.digest, kernel_log=pb.KernelLog(available=True, complete=True))
-            while time.monotonic() < end:
-                node.seq += 1
-                status.seq = node.seq
-                await node.say(status_report=status)
+            while time.monotonic() < began + float(do["seconds"]):
+                await node.report(self.rng)
                 sent += 1
+            await node.answered()  # what is sent waits in buffers of some megabytes
 
         await asyncio.gather(*(one(node) for node in self.nodes))
-        return {"sent": sent, "connected": sum(node.welcomed.is_set() for node in self.nodes)}
+        return {"sent": sent, "seconds": time.monotonic() - began}
 
     async def fail(self, do: Mapping[str, Any]) -> Answer:
         """Some nodes report an Xid 79 of their first GPU."""
@@ -338,6 +344,12 @@ DO: Mapping[str, Callable[[Players, Mapping[str, Any]], Awaitable[Answer]]] = {
     "back": Players.back,
     "expected": Players.expected,
 }
+
+
+def _now() -> Timestamp:
+    now = Timestamp()
+    now.GetCurrentTime()
+    return now
 
 
 def _offer(node: Node, bodies: Mapping[str, bytes]) -> pb.InventoryOffer:

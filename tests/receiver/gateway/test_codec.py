@@ -10,7 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from receiver import values
 from receiver.gateway import messages as m
-from receiver.gateway.codec import END_REASONS, RESULTS, BadMessage, decode, encode
+from receiver.gateway.codec import END_REASONS, KEPT, RESULTS, BadMessage, Said, decode, encode
 from receiver.gateway.limits import LIMITS, OverLimit
 
 NOW = datetime(2026, 11, 29, 16, 20, 1, 250_000, tzinfo=UTC)
@@ -54,6 +54,38 @@ def test_a_report_is_read_whole() -> None:
     status = values.Status("d", NOW, (values.Missing("gpus", "settling"),), log, 1)
     assert decoded(status_report=report) == m.Report(4, NOW, status)
     assert decoded(status_report=pb.StatusReport()) == m.Report(0, None, values.Status(""))
+
+
+def test_a_report_that_says_the_same_is_not_read_again() -> None:
+    said, reports = Said(), []
+    for seq in (1, 2):
+        report = pb.StatusReport(seq=seq, digest="d", pressure=pb.Pressure(cpu=seq), abandoned_workers=seq // 3)
+        report.sent_at.CopyFrom(Timestamp(seconds=STAMP.seconds + seq))
+        reports.append(decode(pb.SessionRequest(status_report=report).SerializeToString(), said, (NOW, NOW)))
+    first, second = reports
+    assert isinstance(first, m.Report)
+    assert isinstance(second, m.Report)
+    assert second.status is first.status
+    assert [(one.seq, one.pressure, one.offset) for one in (first, second)] == [
+        (1, values.Pressure(1, 0, 0, 0), 0.75),
+        (2, values.Pressure(2, 0, 0, 0), 1.75),
+    ]
+
+
+def test_a_report_that_says_something_else_is_read_and_one_that_is_bad_leaves_nothing_behind() -> None:
+    said, bad = Said(), pb.StatusReport(digest="d", missing=[pb.MissingSection(name="No Name")])
+    for _ in range(2):
+        with pytest.raises(BadMessage):
+            decode(pb.SessionRequest(status_report=bad).SerializeToString(), said)
+    for digest in ("d", "e"):
+        report = decode(pb.SessionRequest(status_report=pb.StatusReport(digest=digest)).SerializeToString(), said)
+        assert report == m.Report(0, None, values.Status(digest))
+
+
+def test_of_a_long_report_the_bytes_are_not_kept() -> None:
+    said, many = Said(), [pb.Condition(type=f"Xid{number}", message="x" * 2000) for number in range(1 + KEPT // 2000)]
+    decode(pb.SessionRequest(status_report=pb.StatusReport(conditions=many)).SerializeToString(), said)
+    assert said.data is None
 
 
 @pytest.mark.parametrize("status", ["succeeded", "failed", "refused", "expired"])

@@ -63,8 +63,9 @@ def test_an_older_stream_is_told_and_a_late_older_one_too() -> None:
         first, second = world.registry.admit("node"), world.registry.admit("node")
         world.registry.begun(second, 2, 0)
         world.registry.begun(first, 1, 0)  # its epoch was taken before, its answer came later
-        assert first.leave.result().end.reason == "superseded"
-        assert not second.leave.done()
+        assert first.leave
+        assert first.leave.end.reason == "superseded"
+        assert second.leave is None
         world.registry.left(first, "superseded")
         assert world.registry.current == {"node": second}
 
@@ -77,8 +78,9 @@ def test_a_newer_stream_here_ends_the_older_one_without_waiting_for_a_notificati
         first, second = registry.admit("node"), registry.admit("node")
         registry.begun(first, 1, 0)
         registry.begun(second, 2, 0)
-        assert first.leave.result().end.reason == "superseded"
-        assert not second.leave.done()
+        assert first.leave
+        assert first.leave.end.reason == "superseded"
+        assert second.leave is None
 
     asyncio.run(main())
 
@@ -90,9 +92,9 @@ def test_a_notification_ends_older_epochs_only() -> None:
         registry.begun(stream, 5, 0)
         registry.taken("node", 5)
         registry.taken("other", 9)
-        assert not stream.leave.done()
+        assert stream.leave is None
         registry.taken("node", 6)
-        assert stream.leave.done()
+        assert stream.leave
 
     asyncio.run(main())
 
@@ -164,7 +166,7 @@ def test_only_who_was_not_sent_a_command_of_its_own_looks_for_it() -> None:
             registry.begun(registry.admit(node), 1, 0)
         registry.current["b"].sent.add("cmd_2")
         registry.outstanding([("a", "cmd_1"), ("b", "cmd_2"), ("elsewhere", "cmd_3")])
-        assert [node for node, stream in registry.current.items() if stream.queued.done()] == ["a"]
+        assert [node for node, stream in registry.current.items() if stream.queued] == ["a"]
         registry.queued("a")  # twice is once
         registry.queued("elsewhere")
 

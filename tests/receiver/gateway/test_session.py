@@ -457,6 +457,17 @@ async def test_a_stream_that_says_no_hello_is_closed(served: Live) -> None:
 
 
 @live
+async def test_what_fails_beside_the_message_that_is_waited_for_ends_the_stream(served: Live) -> None:
+    daemon = served.daemon()
+    await daemon.connect()
+    with patch("receiver.gateway.jobs.command.due", side_effect=RuntimeError("our bug")):
+        served.receiver.registry.queued(daemon.node_id)
+        over = await asyncio.wait_for(ending(daemon), 5.0)
+    assert over.code is grpc.StatusCode.UNKNOWN
+    assert served.receiver.registry.streams == {}
+
+
+@live
 async def test_a_database_that_fails_costs_a_retry_and_no_session(served: Live) -> None:
     daemon = served.daemon()
     await daemon.connect()
