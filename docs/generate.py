@@ -21,7 +21,7 @@ from receiver.planning import policy, why_ends
 from receiver.planning.condition_types import NODE_CONDITION_TYPES
 from receiver.planning.findings import FINDINGS, RECOVERY, REPLACE
 from receiver.read.api import READS
-from receiver.read.tokens import READ
+from receiver.values import READ
 
 DOCS = Path(__file__).resolve().parent
 _TABLE = re.compile(r"(<!-- table: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -29,15 +29,17 @@ _TABLE = re.compile(r"(<!-- table: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL
 # What to type for the placeholders of why_ends.CONDITIONS.
 _ORDERS = {
     "adopt": "`nodes.adopt`",
+    "reboot": "`nodes.reboot`",
     "move": "`nodes.move`",
     "resolve": "`nodes.resolveIdentity`",
     "other": "the other node",
 }
+_XID = "what is done about its number (next table; of an SXid: its message), or `devices.clear`"
 _REMEDIES = {
     "none": "nothing",
-    "restart-app": "restart the application",
-    "inspect": "have it looked at; nothing starts by itself",
-    "drain-and-reset": "drain the node and reset its GPUs",
+    "restart-app": "the program that caused it is started again; nothing on the node",
+    "inspect": "a person looks at `bcd doctor` and the kernel log on the node; nothing starts by itself",
+    "drain-and-reset": "a person drains the node, then resets its GPUs: `devices.reset`",
     "reset-gpu": "a GPU reset, by itself once nothing is booked on it",
     "reboot-node": "a reboot, by itself once nothing is booked on the node",
     REPLACE: "a person replaces the GPU",
@@ -49,10 +51,8 @@ Rows = Iterator[tuple[str, ...]]
 def _conditions() -> Rows:
     yield "condition", "set by", "keeps the node out", "means", "what ends it"
     for row in NODE_CONDITION_TYPES.values():
-        ends = why_ends.CONDITIONS.get(row.type, "").format(**_ORDERS)
-        if row.writer == "xid":
-            ends = "the repair that its row below names, or `devices.clear`"
-        yield f"`{row.type}`", row.writer, row.no_schedule, row.meaning, ends or "its cause ends; nothing is kept out by it"
+        ends = why_ends.CONDITIONS.get(row.type, _XID).format(**_ORDERS)
+        yield f"`{row.type}`", row.writer, row.no_schedule, row.meaning, ends
 
 
 def _findings() -> Rows:
@@ -69,15 +69,16 @@ def _xids() -> Rows:
 
 
 def _events() -> Rows:
-    yield "event", "tells", "payload"
+    yield "event", "tells", "what to do", "payload"
     for row in EVENTS.values():
-        yield f"`{row.name}`", row.tells, ", ".join(f"`{name}`" for name in row.fields)
+        yield f"`{row.name}`", row.tells, row.todo, ", ".join(f"`{name}`" for name in row.fields)
 
 
 def _doctor() -> Rows:
-    yield "line", "says"
+    yield "line", "says", "when it is not ok"
     for subject, line in doctor.LINES.items():
-        yield subject, " ".join((line.__doc__ or "").split())
+        says, _, todo = " ".join((line.__doc__ or "").split()).partition(" To do: ")
+        yield subject, says, todo
 
 
 def _methods() -> Rows:

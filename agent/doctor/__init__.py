@@ -1,8 +1,9 @@
 """`bcd doctor`: what a person should know of this node, line by line (SPEC A8).
 
 A row of LINES is a subject and a function from what was found to its lines; each line says how it is, in one sentence, and what
-to do. found.py looks, checks.py and gpus.py judge (with agent.checks, as `diag.nvml` does, and agent.conditions, as the daemon
-does), render.py shows. One more check costs a function and a row.
+to do. The functions' docstrings say both in general: docs/operations.md is made from them. found.py looks, checks.py and gpus.py
+judge (with agent.checks, as `diag.nvml` does, and agent.conditions, as the daemon does), render.py shows. One more check costs a
+function and a row.
 """
 
 from collections.abc import Callable, Iterable, Mapping

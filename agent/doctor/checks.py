@@ -24,7 +24,10 @@ _ROOT = "run doctor as root"
 
 
 def kernel(found: Found) -> Iterator[Line]:
-    """Name, kernel, distribution, uptime."""
+    """Name, kernel, distribution, uptime.
+
+    To do: report a section `os` that failed.
+    """
     system = found.section(pb.OsSection)
     distribution = f"; {system.pretty_name}" if system and system.pretty_name else ""
     up = f"; up {_duration(found.uptime)}" if found.uptime not in (0.0, float("inf")) else ""
@@ -36,7 +39,10 @@ def kernel(found: Found) -> Iterator[Line]:
 
 
 def configuration(found: Found) -> Iterator[Line]:
-    """Whether it reads: a line for each thing that is wrong."""
+    """Whether it reads: a line for each thing that is wrong.
+
+    To do: mend the line that is named; until then this report goes by the defaults.
+    """
     place = found.place
     for error in re.split(r"\n(?! )", place.wrong) if place.wrong else ():  # a hint is indented
         wrong, _, todo = error.partition("\n")
@@ -48,7 +54,10 @@ def configuration(found: Found) -> Iterator[Line]:
 
 
 def data_dir(found: Found) -> Iterator[Line]:
-    """The directory's mode, and its faults.json."""
+    """The directory's mode, and its faults.json.
+
+    To do: chmod 700; a damaged file was moved aside: remove it when you have seen it.
+    """
     directory = found.data_dir
     if directory is None:
         yield Line("data_dir", NOT_APPLICABLE, "a recorded host has none, unless one is named", "")
@@ -69,7 +78,10 @@ def data_dir(found: Found) -> Iterator[Line]:
 
 
 def daemon(found: Found) -> Iterator[Line]:
-    """Whether it runs, and its session."""
+    """Whether it runs, and its session.
+
+    To do: systemctl start bcd; join (bcd join); else the line of the receiver and journalctl -u bcd say why.
+    """
     told = found.daemon
     if found.data_dir is None:
         yield Line("daemon", NOT_APPLICABLE, "a recorded host has none")
@@ -93,7 +105,10 @@ def daemon(found: Found) -> Iterator[Line]:
 
 
 def kernel_log(found: Found) -> Iterator[Line]:
-    """Whether it can be read, from the boot's first record."""
+    """Whether it can be read, from the boot's first record.
+
+    To do: run doctor as root; start bcd at boot; log_buf_len= on the kernel command line keeps more.
+    """
     ledger, error = found.log.ledger, found.log.error
     if found.log.reason == "absent" and found.is_recorded:
         yield Line("kernel log", UNKNOWN, "none was recorded", "record it: `bcd capture` as root, or put it beside root/ as kmsg")
@@ -113,7 +128,10 @@ def kernel_log(found: Found) -> Iterator[Line]:
 
 
 def xid(found: Found) -> Iterator[Line]:
-    """`xid.recent` over all GPUs and switches; an XID of no known GPU is a failure whatever it means."""
+    """`xid.recent` over all GPUs and switches; an XID of no known GPU is a failure whatever it means.
+
+    To do: what the line says: the heaviest of what its XIDs ask for.
+    """
     nobodys = found.facts.ledger.unattributed if found.facts.ledger else ()
     for fault in nobodys:
         text = f"{node.words_of(fault, with_bus_id=True)}: no GPU is known there"
@@ -134,7 +152,10 @@ def xid(found: Found) -> Iterator[Line]:
 
 
 def psi(found: Found) -> Iterator[Line]:
-    """Pressure stall information."""
+    """Pressure stall information.
+
+    To do: psi=1 on the kernel command line, if pressure is wanted.
+    """
     system = found.section(pb.OsSection)
     if system is None:
         yield Line("psi", UNKNOWN, "section os is missing")
@@ -146,7 +167,10 @@ def psi(found: Found) -> Iterator[Line]:
 
 
 def dmi(found: Found) -> Iterator[Line]:
-    """Whether firmware's identities can be read."""
+    """Whether firmware's identities can be read.
+
+    To do: run doctor as root.
+    """
     system = found.section(pb.SystemSection)
     if system is None:
         yield Line("dmi", UNKNOWN, "section system is missing")
@@ -164,7 +188,10 @@ def dmi(found: Found) -> Iterator[Line]:
 
 
 def hardware_key(found: Found) -> Iterator[Line]:
-    """How many independent kinds of identity tell this machine from others."""
+    """How many independent kinds of identity tell this machine from others.
+
+    To do: set UUID and serial in the firmware.
+    """
     sections = (found.section(pb.SystemSection), found.section(pb.NicsSection), found.section(pb.GpusSection))
     them = identifiers(*sections)
     counted = {
@@ -187,7 +214,10 @@ def hardware_key(found: Found) -> Iterator[Line]:
 
 
 def fabric_manager(found: Found) -> Iterator[Line]:
-    """As the condition FabricManagerDown is judged."""
+    """As the condition FabricManagerDown is judged.
+
+    To do: start nvidia-fabricmanager, of the driver's version.
+    """
     verdicts = list(table.fabric_manager_down(found.conditions))
     if not verdicts:
         yield Line("fabric manager", NOT_APPLICABLE, "no GPU here needs one")
@@ -201,7 +231,10 @@ def fabric_manager(found: Found) -> Iterator[Line]:
 
 
 def reboot(found: Found) -> Iterator[Line]:
-    """As the condition RebootRequired is judged."""
+    """As the condition RebootRequired is judged.
+
+    To do: reboot when nothing uses the node.
+    """
     for verdict in table.reboot_required(found.conditions):
         if verdict.status == table.TRUE:
             yield Line("reboot", WARNING, verdict.message, "reboot the node when nothing uses it")
@@ -210,7 +243,10 @@ def reboot(found: Found) -> Iterator[Line]:
 
 
 def disks(found: Found) -> Iterator[Line]:
-    """How many, and whether an array lacks a member."""
+    """How many, and whether an array lacks a member.
+
+    To do: replace the disk and add it to the array.
+    """
     section = found.section(pb.DisksSection)
     if section is None:
         yield Line("disks", UNKNOWN, _missing(found, "disks"))
@@ -232,7 +268,10 @@ def disks(found: Found) -> Iterator[Line]:
 
 
 def nics(found: Found) -> Iterator[Line]:
-    """How many of which kind."""
+    """How many of which kind.
+
+    To do: see whether a driver is missing.
+    """
     section = found.section(pb.NicsSection)
     if section is None:
         yield Line("nics", UNKNOWN, _missing(found, "nics"))
@@ -245,7 +284,10 @@ def nics(found: Found) -> Iterator[Line]:
 
 
 def receiver(found: Found) -> Iterator[Line]:
-    """Whether each is there, with TLS as this node where it has joined."""
+    """Whether each is there, with TLS as this node where it has joined.
+
+    To do: the line names the cause: address, firewall, certificate or clock.
+    """
     if found.receivers is None:
         yield Line("receiver", NOT_APPLICABLE, "a recorded host has none, unless one is named")
     elif not found.receivers:
@@ -259,7 +301,10 @@ def receiver(found: Found) -> Iterator[Line]:
 
 
 def clock(found: Found) -> Iterator[Line]:
-    """The difference that the daemon's session has seen."""
+    """The difference that the daemon's session has seen.
+
+    To do: see that NTP runs on both.
+    """
     difference = found.daemon.get("clockDifference") if found.daemon else None
     if found.data_dir is None:
         yield Line("clock", NOT_APPLICABLE, "a recorded host has none")
@@ -273,7 +318,10 @@ def clock(found: Found) -> Iterator[Line]:
 
 
 def certificate(found: Found) -> Iterator[Line]:
-    """Whether this node has joined, and what is left of its certificate's life."""
+    """Whether this node has joined, and what is left of its certificate's life.
+
+    To do: bcd join; `bcd renew` says why a certificate is not renewed.
+    """
     member, ours = found.member, found.member.certificate
     if found.data_dir is None:
         yield Line("certificate", NOT_APPLICABLE, "a recorded host has none")

@@ -40,7 +40,10 @@ _SEVERITY = (PASS, NOT_APPLICABLE, UNKNOWN, WARNING, FAIL)
 
 
 def driver(found: Found) -> Iterator[Line]:
-    """Versions of module and library, and whether NVML answers."""
+    """Versions of module and library, and whether NVML answers.
+
+    To do: the line names the cause; reload the module or reboot where versions differ.
+    """
     outcome = checks.NODE["nvml.init"](found.facts)
     assert outcome is not None
     section = found.section(pb.GpusSection) or pb.GpusSection()
@@ -67,7 +70,10 @@ def driver(found: Found) -> Iterator[Line]:
 
 
 def each(found: Found) -> Iterator[Line]:
-    """One line a GPU, and one for those that do not answer."""
+    """One line a GPU, and one for those that do not answer.
+
+    To do: what the line says: reset, reboot or replace the GPU.
+    """
     for gpu in found.facts.listed:
         yield _line(found, gpu)
     count = checks.NODE["gpu.count"](found.facts)

@@ -1,5 +1,5 @@
-"""What would end an obstacle (planning/why.py), in words that say what to type or to wait for. One more type of condition that
-keeps a node out costs a row of CONDITIONS."""
+"""What would end an obstacle (planning/why.py), in words that say what to type or to wait for. One more type of condition
+costs a row of CONDITIONS."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,8 @@ from receiver.planning.remedies import action_of
 from receiver.planning.verdicts import is_switch
 from receiver.planning.view import ConditionRow, Health, Run
 
-REPORTS = "bcd reports that it is over: it looks again by itself"
+REPORTED = "; bcd looks again by itself, and reports that it is over"
+UNKNOWN = "its writer, a receiver of another version, says that it is over"
 BOOKING, BOOKINGS = "its booking ends", "their bookings end"
 FROZEN = "the node's own reports say so again: it was so when its lease began"
 OUT: Mapping[str, str] = {
@@ -17,31 +18,68 @@ OUT: Mapping[str, str] = {
     "deleted": "nothing: only its tombstone is left",
 }
 
-# Type of a condition -> what ends it. {adopt}, {move}, {resolve}: what to type; {other}: the other node.
+# Type of a condition (but XIDs: of_condition) -> what ends it, and so what to do. {adopt}, {move}, {reboot}, {resolve}: what to
+# type; {other}: the other node.
 CONDITIONS: Mapping[str, str] = {
-    "GpuModelUnknown": "a receiver whose models table knows the name (better-compute gpu-name); it plans the node again",
+    "GpuModelUnknown": (
+        "a receiver whose models table knows the name (better-compute gpu-name): a newer version, or a newer table in "
+        "its setting models; the node is then planned again"
+    ),
     "GpuModelMismatch": "a pool of its model: {move}; or another gpuModel of this one: pools.set",
-    "GpuLost": "an inventory that shows the GPU again: reboot the node, then have it looked at if it is lost again",
-    "GpuMissing": "the GPUs are there again; or what is there now is taken as complete: {adopt}, or pools.set expect.gpuCount",
+    "GpuLost": "an inventory that shows the GPU again: reboot the node ({reboot}); have the GPU looked at if it is lost again",
+    "GpuMissing": (
+        "the GPUs are there again: the message names them; or what is there now is taken as complete: "
+        "{adopt}, or pools.set expect.gpuCount"
+    ),
+    "GpuCountMismatch": (
+        "the number is the pool's: {move}, or pools.set expect.gpuCount; where GPUs are missing, GpuMissing says which"
+    ),
+    "SharingMismatch": (
+        "MIG mode is off: nvidia-smi -mig 0 on the node; or a pool that shares by MIG: {move}, or pools.set sharing"
+    ),
     "MigLayoutMismatch": "the GPU has instances of the pool's mig.layout: nvidia-mig-manager or nvidia-smi mig on the node",
-    "NvLinkDegraded": "the links are up again, or {adopt} takes what is there as the new baseline",
-    "IbLinkDown": "the ports are there again, or {adopt} takes what is there as the new baseline",
-    "FabricManagerDown": "nvidia-fabricmanager runs on the node, of the driver's version; " + REPORTS,
-    "MPSDown": "the MPS control daemon answers on the node; " + REPORTS,
-    "ForeignGpuExposure": "the exposure that the message names is taken away; " + REPORTS,
-    "PodResourcesUnavailable": "the kubelet's pod-resources socket answers; " + REPORTS,
-    "KubernetesReleaseStuck": "Kubernetes lets go of the GPU that the message names; " + REPORTS,
-    "KubernetesReleasesUnreadable": "the releases can be read again; " + REPORTS,
-    "NvmlUnavailable": "NVML answers (`bcd doctor` on the node says why it does not); " + REPORTS,
-    "CpuPressure": "cpu pressure stays below half of pressure.raise",
-    "MemoryPressure": "memory pressure stays below half of pressure.raise",
-    "IoPressure": "io pressure stays below half of pressure.raise",
-    "CpuSteal": "steal stays below half of pressure.raise",
-    "DaemonOutdated": "a newer bcd runs on the node",
-    "ProtocolUnsupported": "a bcd that speaks this receiver's protocol runs on the node",
+    "NvLinkDegraded": (
+        "the links are up again: reset the GPUs, or look at the NVSwitch; or {adopt} takes what is there as the new baseline"
+    ),
+    "IbLinkDown": (
+        "the ports are there again: look at the adapter and its driver; or {adopt} takes what is there as the new baseline"
+    ),
+    "FabricManagerDown": "nvidia-fabricmanager runs on the node, of the driver's version" + REPORTED,
+    "MPSDown": "the MPS control daemon answers on the node: start nvidia-cuda-mps-control -d" + REPORTED,
+    "RebootRequired": "a reboot, when it suits: {reboot}",
+    "HostManagedExternally": "that component is gone, or its marker file; until then, upgrade the driver through it",
+    "ForeignGpuExposure": "the exposure that the message names is taken away" + REPORTED,
+    "PodResourcesUnavailable": (
+        "the kubelet's pod-resources socket answers: see that the kubelet runs, and bcd's setting kubernetes.socket" + REPORTED
+    ),
+    "KubernetesReleaseStuck": "Kubernetes lets go of the GPU that the message names: end the pods that have it" + REPORTED,
+    "KubernetesReleasesUnreadable": (
+        "the releases can be read again: see the component that wrote this into conditions.d/ on the node" + REPORTED
+    ),
+    "KubernetesReleased": "it is given back to Kubernetes; nothing is wrong",
+    "KubernetesTaintsDrift": "the taints that the message names are set again: see who changes them" + REPORTED,
+    "NvmlUnavailable": "NVML answers (`bcd doctor` on the node says why it does not)" + REPORTED,
+    "KernelLogUnavailable": (
+        "bcd can read /dev/kmsg: it needs CAP_SYSLOG, or kernel.dmesg_restrict=0 (`bcd doctor` on the node says what is "
+        "in the way)" + REPORTED
+    ),
+    "PcieReplayHigh": (
+        "fewer than 1,000 replays an hour: reseat the GPU, its riser and cables; if that does not help, replace them" + REPORTED
+    ),
+    "CpuPressure": "cpu pressure stays below half of pressure.raise: move work off the node",
+    "MemoryPressure": "memory pressure stays below half of pressure.raise: move work off the node",
+    "IoPressure": "io pressure stays below half of pressure.raise: move work off the node",
+    "CpuSteal": "steal stays below half of pressure.raise: the hypervisor beneath is overcommitted",
+    "ClockSkew": (
+        "the clocks agree: see that NTP runs on the node, and on the receivers (`bcd doctor` on the node shows the difference)"
+    ),
+    "DaemonOutdated": "a newer bcd runs on the node: install the package of the receivers' version",
+    "ProtocolUnsupported": (
+        "a bcd that speaks this receiver's protocol runs on the node: install the package of the receivers' version"
+    ),
     "CertificateExpiring": "bcd renews its certificate (`bcd status` on the node says why it does not)",
-    "InventoryStale": "bcd collects again (`bcd status` on the node says why it does not)",
-    "NotReporting": "status reports come again: is the machine up, and bcd on it connected?",
+    "InventoryStale": "bcd collects again: `bcd refresh` on the node says why it does not",
+    "NotReporting": "status reports come again: is the machine up, and bcd on it connected (`bcd status`)?",
     "AcceptanceFailed": "{adopt} begins another attempt",
     "DuplicateIdentity": "{other} lets go of it, or {resolve}",
 }
@@ -113,10 +151,11 @@ def of_condition(node_id: str, row: ConditionRow) -> str:
         switch = {"nodeId": node_id} if is_switch(row.type) else {}
         cleared = command("devices.clear", deviceId=row.device_id, **switch, reason="...")
         return _repaired(str(row.evidence.get("action", "none")), cleared)
-    text = _BY_REASON.get((row.type, row.reason)) or CONDITIONS.get(row.type, REPORTS)
+    text = _BY_REASON.get((row.type, row.reason)) or CONDITIONS.get(row.type, UNKNOWN)
     return text.format(
         join=command("joinTokens.create", nodeId=node_id, reason="..."),
         adopt=adopt(node_id),
+        reboot=command("nodes.reboot", nodeId=node_id, reason="..."),
         move=command("nodes.move", nodeId=node_id, poolId="...", reason="..."),
         resolve=_resolve(node_id, row),
         other=row.evidence.get("otherNode") or "the other node",

@@ -30,6 +30,13 @@ def test_every_table_of_the_code_is_in_some_page() -> None:
     assert [name for name in generator().TABLES if f"<!-- table: {name} -->" not in pages] == []
 
 
+@pytest.mark.parametrize("name", ["conditions", "findings", "xids", "events", "doctor"])
+def test_every_row_says_what_it_means_and_what_to_do(name: str) -> None:
+    head, *rows = generator().TABLES[name]()
+    assert len(rows) > 5
+    assert [row for row in rows if len(row) != len(head) or not all(row[:-1] if name == "events" else row)] == []
+
+
 def test_a_table_that_differs_is_seen() -> None:
     assert (
         generator().generated("<!-- table: findings -->\n| old |\n<!-- end -->")

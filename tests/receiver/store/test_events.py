@@ -92,4 +92,5 @@ def test_every_listed_type_has_words_and_distinct_fields() -> None:
     for name, listed in EVENTS.items():
         assert name == listed.name
         assert listed.tells
+        assert listed.todo
         assert len(set(listed.fields)) == len(listed.fields)
