@@ -16,10 +16,11 @@ from receiver.config import Config
 from receiver.errors import ReceiverError, Refusal
 from receiver.operate.call import Call
 from receiver.operate.methods import WRITES, perform
-from receiver.read.tokens import ALL, Scope, narrowed
+from receiver.read.tokens import Scope, narrowed
 from receiver.service import DATABASE
 from receiver.store import database, embedded
 from receiver.tls import Identity, ca_paths
+from receiver.values import ALL
 
 _CREATE = "tokens.create"
 KEY_MODE, CERTIFICATE_MODE, FOLDER_MODE = 0o600, 0o644, 0o700
@@ -72,9 +73,10 @@ def _check_owner(directory: Path) -> None:
 def create_token(url: str, by: str, request: TokensServiceCreateRequest) -> Made:
     """A token, as the API's `tokens.create` makes it, audited as made by `by`. Raises ReceiverError."""
     database.check_schema(url)
-    scope = narrowed(Scope(ALL, by=f"{by}, uid {os.getuid()}", platform=True), request.tenant_id)
+    caller = Scope(ALL, by=f"{by}, uid {os.getuid()}", platform=True)
     with database.connect(url) as tx:
         try:
+            scope = narrowed(caller, request.tenant_id)
             made = perform(Call(tx, scope, _CREATE, request), WRITES[_CREATE])
         except Refusal as error:
             raise ReceiverError("create a token", str(error)) from error
@@ -88,9 +90,8 @@ def ensure_cas(config: Config) -> tuple[Ca, ...]:
     Nothing that is there is written to, and of a CA that is half there the other half is not made.
     """
     paths = ca_paths(config)
-    folder = Path(config.tls_dir or Path(config.data_dir) / "tls")
     brought = bool(config.tls_certificate)  # then somebody else's CA signed the receiver, and its key is not here
-    with _alone(folder):
+    with _alone(paths.folder):
         cas = (
             _ensure("receivers", "better-compute receivers", paths.server_ca, paths.server_ca_key, brought),
             _ensure("nodes", "better-compute nodes", paths.node_ca, paths.node_ca_key, False),

@@ -13,13 +13,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from receiver.config import SETTINGS, Config
+from receiver.values import ADMIN, ALL, PERMISSIONS
 
 if TYPE_CHECKING:
     from receiver.setup import Ca, Made
 
-ADMIN = "compute:admin"
-PERMISSIONS = ("compute:nodes:read", "compute:nodes:provision", ADMIN)
-ALL = "*"
 LIFE = "24h"
 
 INIT_HELP = """\
@@ -123,7 +121,7 @@ def _told(cas: Iterable["Ca"]) -> Iterable[str]:
 def _next(cas: Iterable["Ca"]) -> Iterable[str]:
     ca = next(one.certificate for one in cas if one.of == "receivers")
     yield "1  keep both keys safe; give the same four files to every other receiver of this database"
-    yield "2  bc-receiver serve"
+    yield "2  bc-receiver serve    with the same settings as this init"
     yield f"3  export BETTER_COMPUTE_CA={ca} BETTER_COMPUTE_TOKEN=...    the token above"
     yield "   better-compute api nodes.list"
     yield "4  better-compute api joinTokens.create    the one string with which a node joins: bcd join"

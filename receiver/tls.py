@@ -42,8 +42,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Where the CAs lie. The keys are for the receiver's user alone."""
+    """Where the CAs lie, each perhaps elsewhere than in `folder`. The keys are for the receiver's user alone."""
 
+    folder: Path
     server_ca: Path
     server_ca_key: Path
     node_ca: Path
@@ -54,6 +55,7 @@ def ca_paths(config: Config) -> Paths:
     """Where these settings say that the CAs lie."""
     folder = Path(config.tls_dir) if config.tls_dir else Path(config.data_dir) / "tls"
     return Paths(
+        folder,
         Path(config.tls_server_ca or folder / "server-ca.pem"),
         Path(config.tls_server_ca_key or folder / "server-ca.key"),
         Path(config.tls_node_ca or folder / "node-ca.pem"),

@@ -31,6 +31,9 @@ RUN_STATES = ("queued", "waiting", "running", "verifying", *RUN_ENDED)
 ATTEMPT_STATES = ("running", "passed", "failed", "cancelled")  # of acceptance
 LABEL_SOURCES = ("inventory", "system", "operator")
 HEALTH_SOURCES = ("xid", "inventory")
+READ, PROVISION, ADMIN = "compute:nodes:read", "compute:nodes:provision", "compute:admin"
+PERMISSIONS = (READ, PROVISION, ADMIN)  # of a token of the API
+ALL = "*"  # the tenant of who sees all
 STATUS_HANDLERS = ("conditions", "xid", "pressure")  # what becomes of status reports: setting status.handlers
 
 SECTION_BYTES = 8 << 20

@@ -32,6 +32,7 @@ DISBELIEVED = "bc_disbelieved"
 DRAINING, REVOKED, EXPIRED, SUPERSEDED = "draining", "revoked", "expired", "superseded"  # why a stream is over
 ALTERNATIONS = 3  # of one identity that may be chance
 WINDOW = timedelta(minutes=10)
+KEPT = 200  # sessions of a node; older ones are forgotten with the next one that begins, once they are a day old
 BACK = "it comes back by a join with a token bound to it (joinTokens.create nodeId=...)"
 
 _CREATE = "INSERT INTO nodes (id, tenant_id) VALUES (%s, %s) ON CONFLICT (id) DO NOTHING"
@@ -74,6 +75,9 @@ WITH good AS (
   ended AS (
     UPDATE sessions s SET ended_at = now(), end_reason = 'superseded'
     FROM old WHERE s.node_id = old.id AND s.epoch = old.epoch AND s.ended_at IS NULL),
+  forgotten AS (
+    DELETE FROM sessions s USING old
+    WHERE s.node_id = old.id AND s.epoch <= old.epoch - {KEPT} AND s.started_at < bc_clock() - interval '1 day'),
   begun AS (
     INSERT INTO sessions (node_id, epoch, tenant_id, previous_epoch, boot_id, instance_id, receiver_id, trust_epoch, alternation,
       certificate)

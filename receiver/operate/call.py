@@ -11,10 +11,10 @@ from google.protobuf.message import Message
 from receiver import ids
 from receiver.errors import Invalid, NotFound, OverLimit, Refused
 from receiver.events import event
-from receiver.read.tokens import ALL, Scope
+from receiver.read.tokens import Scope
 from receiver.store.database import Connection
 from receiver.store.words import jsonb
-from receiver.values import REASON_BYTES, Json, Payload
+from receiver.values import ALL, REASON_BYTES, Json, Payload
 
 
 @dataclass(frozen=True, slots=True)

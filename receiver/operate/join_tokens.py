@@ -5,9 +5,8 @@ from bettercompute.contract.tokens import JoinString
 from receiver.errors import Invalid, OverLimit, Refused
 from receiver.operate import tokens
 from receiver.operate.call import Call
-from receiver.read.tokens import ALL
 from receiver.store import tokens as rows
-from receiver.values import NODE_KINDS, TOKEN_USES
+from receiver.values import ALL, NODE_KINDS, TOKEN_USES
 
 LIFE = "1h"  # where the call does not say
 

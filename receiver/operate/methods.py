@@ -22,8 +22,9 @@ from receiver.read.answers import pools as pool_answers
 from receiver.read.answers import remediation as remediation_answers
 from receiver.read.answers import tokens as token_answers
 from receiver.read.api import Run, Who
-from receiver.read.tokens import ADMIN, PROVISION, Scope
+from receiver.read.tokens import Scope
 from receiver.store.database import Pool, transact
+from receiver.values import ADMIN, PROVISION
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from receiver.apply import hygiene, pool_stops, pools
 from receiver.errors import Invalid
 from receiver.operate.call import Call, plain
 from receiver.planning.policy import PolicyError, parse
-from receiver.read.tokens import ALL
-from receiver.values import Payload
+from receiver.values import ALL, Payload
 
 _WORDS: Mapping[str, tuple[str, ...]] = {
     "kind": values.POOL_KINDS,

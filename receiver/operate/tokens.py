@@ -11,9 +11,9 @@ from receiver.config_kinds import DURATION
 from receiver.errors import Invalid, OverLimit
 from receiver.ids import Mint
 from receiver.operate.call import Call
-from receiver.read.tokens import PERMISSIONS, Forbidden
+from receiver.read.tokens import Forbidden
 from receiver.store import tokens as rows
-from receiver.values import TOKEN_DAYS
+from receiver.values import PERMISSIONS, TOKEN_DAYS
 
 LIFE = "24h"  # of a token of the API, where the call does not say
 LONGEST = timedelta(days=TOKEN_DAYS)

@@ -53,8 +53,9 @@ from receiver.read.answers import (
     tokens,
     why,
 )
-from receiver.read.tokens import ADMIN, READ, Forbidden, Scope, Unauthenticated, caller, narrowed
+from receiver.read.tokens import Forbidden, Scope, Unauthenticated, caller, narrowed
 from receiver.store.database import LOST_RACE
+from receiver.values import ADMIN, READ
 
 M = TypeVar("M", bound=Message)
 Context = grpc.aio.ServicerContext[Any, Any]

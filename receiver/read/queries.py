@@ -30,7 +30,7 @@ from sqlalchemy.engine import Connection
 from receiver.errors import Invalid, NotFound, OverLimit
 from receiver.planning.selector import Selector
 from receiver.read.selecting import selected
-from receiver.read.tokens import ALL, Scope
+from receiver.read.tokens import Scope
 from receiver.store.database import dial
 from receiver.store.schema import (
     conditions,
@@ -41,7 +41,7 @@ from receiver.store.schema import (
     nodes,
     sections,
 )
-from receiver.values import PAGE_ROWS
+from receiver.values import ALL, PAGE_ROWS
 
 ONLINE = timedelta(minutes=5)  # ten status intervals
 _NUMBER = re.compile(r"[0-9]{1,18}")

@@ -12,11 +12,10 @@ from bettercompute.contract.tokens import BadToken, Token, parse
 from sqlalchemy import func, select
 from sqlalchemy.engine import Connection
 
+from receiver.errors import Invalid
 from receiver.store.schema_identity import api_tokens
+from receiver.values import ADMIN, ALL, PERMISSIONS
 
-ALL = "*"
-READ, PROVISION, ADMIN = "compute:nodes:read", "compute:nodes:provision", "compute:admin"
-PERMISSIONS = (READ, PROVISION, ADMIN)
 HEADER = "authorization"  # of gRPC's metadata
 _SCHEME = "bearer "
 _NO_HASH = "0" * 64  # compared with when there is no such token, so that this takes as long as a wrong secret
@@ -102,12 +101,15 @@ def _looked_up(db: Connection, token: Token) -> Scope:
 
 
 def narrowed(token: Scope, requested: str | None) -> Scope:
-    """A token's scope, narrowed to the tenant that a request names. Raises Forbidden when it names another.
+    """A token's scope, narrowed to the tenant that a request names. Raises Forbidden when it names another, and Invalid for one
+    that is empty, as "$TENANT" is where nobody has set it: it would be all of them.
 
     >>> narrowed(Scope("*"), "acme").tenant, narrowed(Scope("acme"), None).tenant
     ('acme', 'acme')
     """
-    if not requested or requested == token.tenant:
+    if requested == "":
+        raise Invalid("tenantId is empty: leave it out, or name a tenant")
+    if requested is None or requested == token.tenant:
         return token
     if token.tenant != ALL:
         raise Forbidden(f"this token is of tenant {token.tenant}, not of {requested}")

@@ -36,7 +36,9 @@ class Certificate:
 
 
 def add(tx: Connection, node_id: str, tenant_id: str, issued: Issued, issued_by: str) -> None:
-    """A certificate was issued to a node; `issued_by`: RENEWED, or the id of the join token."""
+    """A certificate was issued to a node; `issued_by`: RENEWED, or the id of the join token. Those of the node that have long
+    expired are forgotten; one that was revoked stays, as what a node was told."""
+    tx.execute(_FORGET, [node_id])
     tx.execute(_ADD, [issued.fingerprint, node_id, tenant_id, issued_by, issued.not_before, issued.not_after])
 
 
@@ -53,6 +55,10 @@ def revoke_all(tx: Connection, node_id: str, reason: str, but: str | None = None
     """
     return tx.execute(_REVOKE, [reason, node_id, but]).rowcount
 
+
+_FORGET = """
+DELETE FROM certificates WHERE node_id = %s AND revoked_at IS NULL AND not_after < bc_clock() - interval '90 days'
+"""
 
 _ADD = """
 INSERT INTO certificates (fingerprint, node_id, tenant_id, issued_by, not_before, not_after) VALUES (%s, %s, %s, %s, %s, %s)

@@ -7,7 +7,7 @@ import grpc
 from bettercompute.contract.tokens import parse
 
 from receiver.client_methods import find, methods
-from receiver.read.tokens import ADMIN, PROVISION, READ
+from receiver.values import ADMIN, PROVISION, READ
 from tests.attacks.arena import CODE, Arena, attack, refusal
 from tests.attacks.fields import SQL
 from tests.attacks.world import ACME, CANARY, SECRET

@@ -16,10 +16,10 @@ from receiver.client_methods import answer, find, parse
 from receiver.config import Config
 from receiver.ids import mint
 from receiver.operate import tokens
-from receiver.read.tokens import ADMIN
 from receiver.service import Receiver
 from receiver.store.tokens import add_api
 from receiver.tls import open_identity
+from receiver.values import ADMIN
 from tests.fake_daemon import FakeDaemon, until
 
 

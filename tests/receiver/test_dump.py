@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from psycopg import sql
 
 from receiver.authority import key_pem
-from receiver.read.tokens import ADMIN, READ
 from receiver.store.embedded import find_binaries
+from receiver.values import ADMIN, READ
 from tests.receiver.builders import host
 from tests.receiver.live import refused
 from tests.receiver.test_cli import PROGRAM

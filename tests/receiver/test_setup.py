@@ -180,6 +180,7 @@ def test_token_create_needs_only_the_database(database: str) -> None:
     [
         (["--permissions", "compute:everything"], "compute:nodes:read"),
         (["--permissions", ""], "permissions is needed"),
+        (["--tenant", ""], "tenantId is empty"),
         (["--expires-in", "367d"], "366 days"),
         (["--expires-in", "soon"], "expiresIn 'soon'"),
         (["--name", "x" * 64], "at most 63"),

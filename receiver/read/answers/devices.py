@@ -11,8 +11,9 @@ from sqlalchemy.engine import Connection
 from receiver.errors import Invalid
 from receiver.read import queries, queries_devices
 from receiver.read.answers.common import PAGE, optional, required, small, stamp, struct, xid_detail
-from receiver.read.tokens import ALL, Scope
+from receiver.read.tokens import Scope
 from receiver.store.schema import atoms
+from receiver.values import ALL
 
 # Why an atom whose device is in order is not bookable: the first that holds. What is against the device: atoms.reason.
 _OF_NODE = (

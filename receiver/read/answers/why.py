@@ -17,8 +17,9 @@ from receiver.planning.policy import parse
 from receiver.planning.why import HEALTH, Answer, DeviceAnswer, Known, Obstacle, why
 from receiver.read import queries, queries_devices, queries_lifecycle
 from receiver.read.answers.common import optional, stamp, xid_message
-from receiver.read.tokens import ALL, Scope
+from receiver.read.tokens import Scope
 from receiver.store.schema import atoms, pools
+from receiver.values import ALL
 
 T = TypeVar("T")
 Since = dict[tuple[str, Hashable], datetime]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import psycopg
 
-from receiver.apply.session import CHANNEL, end_sessions, hello, hello_again
+from receiver.apply.session import CHANNEL, KEPT, end_sessions, hello, hello_again
 from receiver.store.database import Connection
 from receiver.values import Driver
 from tests.receiver.builders import FACTS, NODE, OTHER, apply, host, told
@@ -55,6 +55,23 @@ def test_alternation_when_neither_epoch_nor_instance_is_the_current_one(tx: Conn
     hello(tx, NODE, replace(FACTS, instance_id="copy", previous_epoch=2))
     assert told(tx, "security.") == ["security.node.duplicate-session"]
     assert tx.execute("SELECT alternation FROM sessions ORDER BY epoch").fetchall() == [(False,), (False,), (False,), (True,)]
+
+
+def test_of_old_sessions_so_many_are_kept_and_all_of_the_last_day(tx: Connection) -> None:
+    hello(tx, NODE, FACTS)
+    tx.execute(
+        """INSERT INTO sessions (node_id, epoch, tenant_id, boot_id, instance_id, receiver_id, trust_epoch, started_at)
+        SELECT node_id, e, tenant_id, boot_id, instance_id, receiver_id, trust_epoch, bc_clock() - CASE WHEN e < 31
+          THEN interval '2 days' ELSE interval '1 hour' END FROM sessions, generate_series(2, %s) AS e""",
+        [KEPT + 50],
+    )
+    tx.execute("UPDATE nodes SET epoch = %s", [KEPT + 50])
+    tx.execute("UPDATE sessions SET started_at = bc_clock() - interval '2 days' WHERE epoch = 1")
+    hello(tx, NODE, FACTS)
+    assert tx.execute("SELECT min(epoch), max(epoch) FROM sessions").fetchone() == (31, KEPT + 51)
+    tx.execute("UPDATE sessions SET started_at = bc_clock() - interval '2 days' WHERE epoch < 101")
+    hello(tx, NODE, FACTS)
+    assert tx.execute("SELECT min(epoch), max(epoch) FROM sessions").fetchone() == (52, KEPT + 52)
 
 
 def test_hello_again_writes_only_what_differs(tx: Connection) -> None:

@@ -19,8 +19,9 @@ from receiver.operate import tokens
 from receiver.operate.call import Joining
 from receiver.operate.methods import WRITES
 from receiver.read.api import READS
-from receiver.read.tokens import ADMIN, PROVISION, READ, Scope
+from receiver.read.tokens import Scope
 from receiver.store.tokens import add_join
+from receiver.values import ADMIN, PROVISION, READ
 from tests.fake_daemon import until
 from tests.receiver.builders import gpu, host
 from tests.receiver.live import Live, live, refused, serving

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from receiver.errors import Invalid
 from receiver.ids import mint
 from receiver.operate.tokens import LIFE, life
-from receiver.read.tokens import ADMIN, PROVISION, READ
+from receiver.values import ADMIN, PROVISION, READ
 from tests.receiver.live import refused
 from tests.receiver.tls import Secure, secure
 

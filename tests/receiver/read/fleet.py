@@ -14,9 +14,10 @@ from sqlalchemy.engine import Connection
 from receiver.client_methods import find, parse
 from receiver.read import queries
 from receiver.read.api import READS
-from receiver.read.tokens import ALL, Scope
+from receiver.read.tokens import Scope
 from receiver.store import database as db
 from receiver.store.embedded import EmbeddedPostgres
+from receiver.values import ALL
 from tests.receiver.read import large
 from tests.repetitions import times
 

@@ -11,6 +11,7 @@ from bettercompute.contract.sections import SECTIONS, encode, section_hash
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from receiver.client_methods import methods
+from receiver.errors import Invalid
 from receiver.ids import mint
 from receiver.read import tokens
 from receiver.read.api import READS, SERVICES
@@ -184,6 +185,9 @@ async def test_rows_are_seen_by_the_tenant_they_belonged_to_when_written(served:
 
 def test_a_tenants_token_reads_that_tenant_only() -> None:
     assert tokens.narrowed(Scope("acme"), "acme") == Scope("acme")
+    for scope in (Scope("*"), Scope("acme")):
+        with pytest.raises(Invalid, match="tenantId is empty"):
+            tokens.narrowed(scope, "")
     with pytest.raises(Forbidden, match="acme, not of other"):
         tokens.narrowed(Scope("acme"), "other")
 

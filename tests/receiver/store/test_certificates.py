@@ -70,3 +70,21 @@ def test_revoked_certificate_keeps_its_reason(tx: Connection) -> None:
 def test_fingerprint_is_stored_once(tx: Connection) -> None:
     with pytest.raises(psycopg.errors.UniqueViolation):
         add(tx, OTHER, "default", Issued("aa"), "tok_2")
+
+
+def test_what_has_long_expired_is_forgotten_with_the_next_one_and_what_was_revoked_stays(tx: Connection) -> None:
+    long_ago = NOW - timedelta(days=120)
+    for name, until in (("late", NOW - timedelta(days=89)), ("old", NOW - timedelta(days=91))):
+        add(tx, NODE, "default", Issued(name, long_ago, until), RENEWED)
+        add(tx, OTHER, "default", Issued(f"other's {name}", long_ago, until), RENEWED)
+    revoke_all(tx, OTHER, "rejoined")
+    for node, name in ((NODE, "new"), (OTHER, "other's new")):
+        add(tx, node, "default", Issued(name), RENEWED)
+    assert reasons(tx) == {
+        "aa": None,
+        "late": None,
+        "new": None,
+        "other's old": "rejoined",
+        "other's late": "rejoined",
+        "other's new": None,
+    }
