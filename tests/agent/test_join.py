@@ -134,6 +134,14 @@ def test_the_token_may_come_by(bench: Bench, server: str, source: str, monkeypat
     assert len(bench.fleet.joins) == 1
 
 
+def test_what_the_receiver_prints_around_a_token_may_stay_in_the_file(bench: Bench, server: str) -> None:
+    (bench.path / "token").write_text(
+        f"This token is shown only here.\ntoken  {bench.fleet.token(server)}\n\nfacts\nid  {TOKEN.id}\n"
+    )
+    assert bench.bcd("join", "--token-file", str(bench.path / "token"))[0] == 0
+    assert len(bench.fleet.joins) == 1
+
+
 def test_a_recorded_host_does_not_join_as_this_machine(bench: Bench) -> None:
     assert cli.main(["join", "--host", H100, "--token", "x"]) == 2
     assert "name one with --data-dir" in bench.capsys.readouterr().err

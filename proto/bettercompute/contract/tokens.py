@@ -18,6 +18,7 @@ from bettercompute.contract.ids import is_id
 SECRET_BYTES = 32
 PREFIX = "bcjoin1."
 LONGEST = 64 << 10  # characters of a join string
+_EMPTY_LINE = re.compile(r"\n\s*\n")
 _SECRET = re.compile(r"[A-Za-z0-9_-]{43}")
 _SEPARATOR = b"\0"
 
@@ -85,8 +86,10 @@ class JoinString:
 
 
 def parse_join(text: str) -> JoinString:
-    """A join string from what was pasted: line breaks and spaces within it do not count. Raises BadToken."""
-    joined = "".join(text[: LONGEST + 1].split())
+    """A join string from what was pasted, or from all that `joinTokens.create` prints: it goes on to the first empty line; line
+    breaks and spaces within it do not count. Raises BadToken."""
+    before, found, after = text[: LONGEST + 1].partition(PREFIX)
+    joined = "".join((found + _EMPTY_LINE.split(after, maxsplit=1)[0] if found else before).split())
     if not joined:
         raise BadToken("it is empty")
     if len(text) > LONGEST:
