@@ -29,6 +29,7 @@ from receiver.planning.view import Draft
 from receiver.store import database as db
 from receiver.store import inventory as store
 from receiver.store.embedded import start
+from receiver.store.hashes import binary
 from receiver.values import HelloFacts, Offer, SectionRef
 from tests.bench import Row
 from tests.hosts_catalog import HOSTS
@@ -37,9 +38,9 @@ NODES, GPUS = 400, 8
 CONNECTIONS, WARM = 8, 6  # and applies of each connection that are not measured
 _FLOOR_LOAD = """SELECT n.applied_digest, n.applied_snapshot_id,
   (SELECT array_agg(s.body) FROM sections s
-   WHERE s.hash IN (SELECT n.section_baselines -> name ->> 0 FROM unnest(%s::text[]) AS name))
+   WHERE s.hash IN (SELECT decode(n.section_baselines -> name ->> 0, 'hex') FROM unnest(%s::text[]) AS name))
 FROM nodes n WHERE n.id = %s FOR NO KEY UPDATE OF n"""
-_FLOOR_WRITE = "INSERT INTO floor (hash, body) SELECT * FROM unnest(%s::text[], %s::bytea[])"
+_FLOOR_WRITE = "INSERT INTO floor (hash, body) SELECT * FROM unnest(%s::bytea[], %s::bytea[])"
 _serial = itertools.count()
 
 
@@ -62,7 +63,7 @@ def rows() -> Iterator[Row]:
         url = server.url("bench")
         db.migrate(url)
         with db.connect(url) as tx:
-            tx.execute("CREATE TABLE floor (hash text PRIMARY KEY, body bytea NOT NULL)")
+            tx.execute("CREATE TABLE floor (hash bytea PRIMARY KEY, body bytea NOT NULL)")
             tx.execute("INSERT INTO pools (id, tenant_id, name, gpu_model) VALUES ('pool_1', 'bench', 'h100', 'H100')")
             kinds = (("floor", False), ("planned", False), ("whole", False), ("fault", True))
             batches = {kind: [_prepare(tx, first, fault, kind == "planned") for _ in range(NODES)] for kind, fault in kinds}
@@ -133,7 +134,7 @@ def _offer(sections: dict[str, bytes]) -> Offer:
 
 def _floor(tx: db.Connection, work: Work) -> None:
     tx.execute(_FLOOR_LOAD, [list(work.bodies), work.node], prepare=True, binary=True).fetchone()
-    hashes = [work.offer.hashes[name] for name in work.bodies]
+    hashes = [binary(work.offer.hashes[name]) for name in work.bodies]
     tx.execute(_FLOOR_WRITE, [hashes, list(work.bodies.values())], prepare=True)
 
 

@@ -20,9 +20,14 @@ HISTORY_PAGE = 50
 
 
 def get(db: Connection, scope: Scope, request: inventory_pb2.InventoryServiceGetRequest) -> Message:
-    """One snapshot with its sections, and what the node could not report."""
+    """One snapshot with its sections. `missing`: what the node lacks now, and why; of an older snapshot, what that one lacked."""
     node = queries.node(db, scope, required(request, "node_id"))
-    snapshot = queries.snapshot(db, scope, node.id, optional(request, "snapshot_id"))
+    asked = optional(request, "snapshot_id")
+    snapshot = queries.snapshot(db, scope, node.id, asked)
+    if asked is None or snapshot.id == queries.snapshot(db, scope, node.id, None).id:
+        missing = missing_sections(queries.missing_of(db, scope, [node.id]).get(node.id, ()))
+    else:
+        missing = _lacked(db, scope, node.id, snapshot)
     stored = queries.bodies(db, {name: value for name, value in snapshot.sections.items() if name in SECTIONS})
     return inventory_pb2.InventoryServiceGetResponse(
         snapshot_id=snapshot.id,
@@ -30,17 +35,14 @@ def get(db: Connection, scope: Scope, request: inventory_pb2.InventoryServiceGet
         advisory=snapshot.advisory,
         created_at=stamp(snapshot.created_at),
         sections=inventory_pb2.Sections(**{name: decode(name, body) for name, body in stored.items()}),  # type: ignore[arg-type]
-        missing=_missing_at(db, scope, node, snapshot),
+        missing=missing,
     )
 
 
-def _missing_at(db: Connection, scope: Scope, node: Row[Any], snapshot: Row[Any]) -> list[inventory_pb2.MissingSection]:
-    """With the latest snapshot: what the node lacks now, and why. With an older one: what that one lacked."""
-    if snapshot.id == queries.snapshot(db, scope, node.id, None).id:
-        return missing_sections(queries.missing_of(db, scope, [node.id]).get(node.id, ()))
+def _lacked(db: Connection, scope: Scope, node_id: str, snapshot: Row[Any]) -> list[inventory_pb2.MissingSection]:
     rows = []
     for name in sorted(set(SECTIONS) - set(snapshot.sections)):
-        last = queries.snapshot_before(db, scope, node.id, snapshot.seq, name)
+        last = queries.snapshot_before(db, scope, node_id, snapshot.seq, name)
         error = "not in this snapshot"
         rows.append(inventory_pb2.MissingSection(name=name, error=error, last_snapshot_id=last.id if last else None))
     return rows
