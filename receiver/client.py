@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read when it is imported; what it would print is in our errors
+
 import grpc
 from google.protobuf.message import Message
 

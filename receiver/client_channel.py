@@ -84,7 +84,7 @@ _HINTS = (
         "its certificate is not for that name: use one that it is for, or add it to tls.names",
     ),
     ("WRONG_VERSION_NUMBER", "it serves without TLS: ask with --insecure on its own machine"),
-    ("Ssl handshake failed", "is it the API of a receiver, and with TLS? One that runs with --insecure is asked with --insecure"),
+    ("handshake failed", "is it the API of a receiver, and with TLS? One that runs with --insecure is asked with --insecure"),
     ("", "name it with --server or BETTER_COMPUTE_SERVER; does it want TLS (then without --insecure)?"),
 )
 

@@ -81,3 +81,16 @@ def test_insecure_is_said_at_start(database: str, tmp_path: Path, flag: list[str
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2, done.stderr
     assert ("warning insecure: nothing is encrypted" in done.stderr) is says
+
+
+def test_a_caller_with_the_wrong_ca_is_told_so_and_nothing_else(database: str, tmp_path: Path) -> None:
+    write_cas(tmp_path)
+    with serving(database, tmp_path) as (targets, _, _):
+        asking = ["--server", targets[2], "--ca", str(tmp_path / "node-ca.pem"), "api", "nodes.list"]
+        argv = [str(PROGRAM.parent / "better-compute"), *asking]
+        environ = {key: value for key, value in os.environ.items() if not key.startswith(("GRPC_", "BETTER_COMPUTE_"))}
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, env=environ)
+        assert (done.returncode, done.stdout) == (2, "")
+        what, hint = done.stderr.splitlines()
+        assert what.startswith(f"better-compute: {targets[2]}: cannot reach the receiver")
+        assert "give its CA with --ca" in hint

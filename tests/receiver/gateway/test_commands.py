@@ -10,6 +10,7 @@ from bettercompute.agent.v1 import session_pb2 as wire
 from receiver.apply import command
 from receiver.values import Payload
 from tests.fake_daemon import FakeDaemon, until
+from tests.handing_over import without_notify
 from tests.queue_command import queue
 from tests.receiver.live import Live, live, serving
 
@@ -101,6 +102,22 @@ def test_a_notification_that_was_missed_is_made_up_for(database: str) -> None:
                 await daemon.connect()
                 command_id = order(served, daemon)
                 assert (await daemon.command()).id == command_id
+
+    asyncio.run(main())
+
+
+def test_without_any_notification_a_command_reaches_whichever_receiver_has_the_session_and_none_twice(database: str) -> None:
+    async def main() -> None:
+        with without_notify():
+            async with serving(database) as one, serving(database) as other:
+                daemon = one.daemon()
+                for here, there in ((one, other), (other, one), (one, other)):
+                    daemon.target = here.receiver.config.listen_session
+                    await daemon.connect()
+                    asked = (await there.api("inventory.refresh", nodeId=daemon.node_id, reason="try"))["id"]
+                    assert (await daemon.command()).id == asked
+                    await daemon.finish(asked)
+                    assert state(there, asked)[0] == "succeeded"
 
     asyncio.run(main())
 
