@@ -131,6 +131,13 @@ def read(directory: Path, boot_id: str, now: float) -> Holds:
     return Holds(tuple(held), tuple(stale), tuple(unreadable))
 
 
+def make(directory: Path) -> None:
+    """Makes a directory that others write into, with mode 0770 whatever the umask is. Raises OSError."""
+    directory.mkdir(mode=0o770, exist_ok=True)
+    if stat.S_IMODE(directory.lstat().st_mode) != 0o770:
+        directory.chmod(0o770)
+
+
 def _each(directory: Path, names: list[str]) -> Iterator[tuple[str, Hold | str]]:
     for name in names:
         try:

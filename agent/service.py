@@ -20,6 +20,7 @@ from bettercompute.agent.v1 import inventory_pb2 as pb
 from agent import (
     __version__,
     doors,
+    holds,
     identity,
     inventory,
     kernel_log,
@@ -60,6 +61,10 @@ def run(config: Config, host_dir: Path | None, reload: Callable[[], Config]) -> 
         if config.insecure:
             identity.load_or_create(config.data_dir)
             _log.warning("--insecure: nothing is encrypted, and whoever is on this machine may speak as this node")
+        try:
+            holds.make(config.data_dir / "holds")
+        except OSError as error:
+            _log.warning("cannot make %s: %s: no GPU can be held", error.filename, error.strerror)
         asyncio.run(Daemon(config, host_dir, notifier, reload).run())
 
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from agent import holds
 from agent.conditions.table import FALSE, TRUE, UNKNOWN, Verdict
 
 TYPES = ("KubernetesReleaseStuck", "KubernetesReleased", "KubernetesReleasesUnreadable", "KubernetesTaintsDrift")
@@ -57,9 +58,7 @@ class Directory:
     def make(self) -> None:
         """Makes the directory where it is not there."""
         try:
-            self._path.mkdir(mode=0o770, exist_ok=True)
-            if stat.S_IMODE(self._path.lstat().st_mode) != 0o770:  # the umask took some of it
-                self._path.chmod(0o770)
+            holds.make(self._path)
         except OSError as error:
             self._complain(f"cannot make {self._path}: {error.strerror}: no conditions can be declared there")
 

@@ -111,3 +111,13 @@ def test_a_directory_that_is_none_holds_everything(tmp_path: Path) -> None:
     assert found.describe() == [
         {"id": str(tmp_path / "holds"), "state": "unreadable", "reason": "Not a directory", "devices": ["*"]}
     ]
+
+
+def test_the_directory_is_for_its_group_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        holds.make(tmp_path / "holds")
+        holds.make(tmp_path / "holds")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "holds").stat().st_mode & 0o7777 == 0o770

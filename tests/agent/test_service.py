@@ -183,7 +183,7 @@ def test_a_restart_names_the_run_before_and_who_was_superseded_comes_back_as_ano
     first, second, third = hellos
     assert (first.previous_instance_id, first.HasField("previous_epoch")) == ("", False)
     assert (second.previous_instance_id, second.previous_epoch) == (first.instance_id, 1)
-    assert (third.previous_instance_id, third.previous_epoch) == ("", 2)
+    assert (third.previous_instance_id, third.previous_epoch) == (second.instance_id, 2)
     assert len({hello.instance_id for hello in hellos}) == 3
 
 
