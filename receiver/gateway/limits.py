@@ -51,6 +51,7 @@ STREAMS = Limit("streams a node", 2, "RESOURCE_EXHAUSTED")  # one, and one that 
 HANDSHAKES = Limit("handshakes in progress", 256, "RESOURCE_EXHAUSTED")
 PLACES = Limit("sessions of this receiver", 1 << 20, "RESOURCE_EXHAUSTED")  # less where it may open fewer files: Registry.places
 SESSIONS = Limit("sessions started a second", 200, "RESOURCE_EXHAUSTED", 1.0, 200)
+NODE_SESSIONS = Limit("sessions started a minute and node", 30, "RESOURCE_EXHAUSTED", 60.0, 60)  # so that none takes all of those
 JOINS = Limit("joins a minute and address", 10, "RESOURCE_EXHAUSTED", 60.0, 10)
 JOINING = Limit("joins in progress", 256, "RESOURCE_EXHAUSTED")
 JOIN_BYTES = Limit("bytes a join or renewal", 64 << 10, "RESOURCE_EXHAUSTED")
@@ -84,6 +85,7 @@ LIMITS = (
     HANDSHAKES,
     PLACES,
     SESSIONS,
+    NODE_SESSIONS,
     JOINS,
     JOINING,
     JOIN_BYTES,
@@ -169,6 +171,7 @@ class NodeLimits:
     tenant_offers: Bucket = field(default_factory=lambda: Bucket(TENANT_OFFERS))
     section_bytes: Bucket = field(default_factory=lambda: Bucket(DAILY_BYTES))
     reports: Bucket = field(default_factory=lambda: Bucket(REPORTS))
+    sessions: Bucket = field(default_factory=lambda: Bucket(NODE_SESSIONS))
     advisory: bool = False
 
     @property
@@ -178,7 +181,9 @@ class NodeLimits:
 
     def full(self, now: float) -> bool:
         """Whether nothing is owed."""
-        return all(one.full(now) for one in (self.own_offers, self.tenant_offers, self.section_bytes, self.reports))
+        return all(
+            one.full(now) for one in (self.own_offers, self.tenant_offers, self.section_bytes, self.reports, self.sessions)
+        )
 
 
 Counts = Counter[str]  # how often each limit was met, by name

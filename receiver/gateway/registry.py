@@ -122,13 +122,13 @@ class Registry:
             self.met[limit.name] += 1
             raise OverLimit(limit, found)
 
-    def overload(self) -> m.End | None:
-        """Whether one more session may start this second; if not, what to say."""
-        wait = self.starts.take(self.now())
-        if not wait:
-            return None
-        self.met[limits.SESSIONS.name] += 1
-        return m.End("overloaded", 1 + wait + 9 * self.jitter(), limits.SESSIONS.text())
+    def overload(self, node_id: str) -> m.End | None:
+        """Whether one more session of a node may start now; if not, what to say."""
+        for bucket in (self.rates[node_id].sessions, self.starts):
+            if wait := bucket.take(self.now()):
+                self.met[bucket.limit.name] += 1
+                return m.End("overloaded", 1 + wait + 9 * self.jitter(), bucket.limit.text())
+        return None
 
     def begun(self, stream: Stream, epoch: int, plan_rev: int) -> None:
         """A stream has its epoch: an older one of the node, here, is superseded."""

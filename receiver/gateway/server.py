@@ -26,7 +26,8 @@ OPTIONS = {
     "grpc.keepalive_timeout_ms": 20_000,
     "grpc.keepalive_permit_without_calls": 1,
     "grpc.http2.min_ping_interval_without_data_ms": 10_000,
-    "grpc.server_handshake_timeout_ms": 10_000,  # who connects and says nothing is sent away
+    "grpc.server_handshake_timeout_ms": 10_000,  # who connects and says nothing is sent away,
+    "grpc.max_connection_idle_ms": 120_000,  # and so is who then asks for nothing: each connection is a file
     "grpc.so_reuseport": 0,  # a second receiver on the same port is an error, not a silent half of the nodes
 }
 

@@ -167,7 +167,9 @@ class _Conversation:
                 continue
             if isinstance(action, Judge) and not self.jobs.is_news(self.stream, action):
                 continue
-            if isinstance(action, Begin) and (end := self.registry.bars(self.stream) or self.registry.overload()):
+            if isinstance(action, Begin) and (
+                end := self.registry.bars(self.stream) or self.registry.overload(self.stream.node_id)
+            ):
                 event: object | None = Leave(end)
             else:
                 began = self.registry.now()

@@ -69,7 +69,7 @@ class Storm:
         self.at(HELLO, lambda: self._hello(stream))
 
     def _hello(self, stream: Stream) -> None:
-        if end := self.registry.overload():
+        if end := self.registry.overload(stream.node_id):
             self.registry.left(stream, end.reason)
             assert end.retry_after is not None
             self._back(stream.node_id, end.reason, bcd.SessionEnd(end.reason, end.retry_after, end.detail))

@@ -15,7 +15,7 @@ PERIODS = (  # module, name, seconds
     ("receiver.gateway.replanning", "EVERY", 0.2),
     ("receiver.store.leases", "SECONDS", 2.0),
 )
-RATES = ("OFFERS", "TENANT_OFFERS", "DAILY_BYTES", "REPORTS")
+RATES = ("OFFERS", "TENANT_OFFERS", "DAILY_BYTES", "REPORTS", "NODE_SESSIONS")
 
 
 def main(database: str, directory: str, *settings: str) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -435,6 +436,23 @@ async def test_sessions_started_faster_than_the_rate_are_overloaded(served: Live
     assert over.value.end is not None
     assert over.value.end.reason == wire.SESSION_END_REASON_OVERLOADED
     assert over.value.end.retry_after.seconds >= 1
+
+
+@live
+async def test_a_node_that_comes_again_and_again_takes_no_sessions_from_the_others(served: Live) -> None:
+    with patch("receiver.gateway.limits.NODE_SESSIONS", replace(limits.NODE_SESSIONS, burst=2)):
+        restless = served.daemon()
+        for _ in range(2):
+            await restless.connect()
+            await restless.close()
+        with pytest.raises(Over) as over:
+            await restless.connect()
+    assert over.value.end is not None
+    assert over.value.end.reason == wire.SESSION_END_REASON_OVERLOADED
+    assert "sessions started a minute and node" in over.value.end.detail
+    assert over.value.end.retry_after.seconds >= 1
+    assert served.receiver.registry.met["sessions started a minute and node"] == 1
+    await served.daemon().connect()
 
 
 @live
