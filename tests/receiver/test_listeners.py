@@ -224,6 +224,28 @@ def test_a_peer_that_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch, 
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("name", ["listen_join", "listen_session", "listen_api"])
+def test_a_peer_that_asks_for_nothing_is_sent_away_and_a_stream_is_not(
+    name: str, monkeypatch: pytest.MonkeyPatch, database: str
+) -> None:
+    assert server.OPTIONS["grpc.max_connection_idle_ms"] <= 120_000
+    monkeypatch.setitem(server.OPTIONS, "grpc.max_connection_idle_ms", 1000)
+
+    async def main() -> None:
+        async with secure(database) as served:
+            node = served.admit()
+            daemon = served.joined_daemon(node)
+            await daemon.connect()
+            at = getattr(served.receiver.config, name)
+            async with grpc.aio.secure_channel(at, node.credentials, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+                await channel.channel_ready()
+                async with asyncio.timeout(10):
+                    await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+            await alive(daemon)
+
+    asyncio.run(main())
+
+
 def test_a_receiver_without_certificates_is_insecure_or_is_not_at_all(database: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="or is insecure"):
         Receiver(Config(listen_session=f"unix:{tmp_path}/s"), database, None)
