@@ -121,6 +121,7 @@ async def _serve(config: Config, url: str, server: EmbeddedPostgres | None, iden
         notify_systemd("READY=1")
         while not await set_within(stop, LOOK_EVERY):
             receiver.check()
+            notify_systemd("WATCHDOG=1")
             if server is not None and server.process.poll() is not None:
                 happened = f"it ended by itself with {server.process.returncode}"
                 raise DatabaseError("run the embedded Postgres", happened, f"see {server.directory}/log")

@@ -210,10 +210,10 @@ def test_tells_systemd_and_journald(database: str, short: Path) -> None:
         systemd.settimeout(20)
         argv = ["--database-url", database, *flags(short)]
         with serving(*argv, NOTIFY_SOCKET=address, JOURNAL_STREAM="1:2") as process:
-            assert systemd.recv(100) == b"READY=1"
+            assert [systemd.recv(100), systemd.recv(100)] == [b"READY=1", b"WATCHDOG=1"]
             code, rest = stop(process)
             assert (code, "\n<6>draining" in f"\n{rest}") == (0, True)
-            assert systemd.recv(100) == b"STOPPING=1"
+            assert next(said for said in iter(lambda: systemd.recv(100), b"") if said != b"WATCHDOG=1") == b"STOPPING=1"
 
 
 def test_logs_json_when_asked(database: str, short: Path) -> None:
