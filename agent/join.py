@@ -220,6 +220,8 @@ def _call(what: str, server: str, call: Callable[[], pb.JoinResponse]) -> pb.Joi
 def _refused(what: str, server: str, error: Any) -> UserError:
     code, details = error.code(), error.details()
     if code is grpc.StatusCode.UNAVAILABLE:
-        return UserError(f"{what}: the receiver {server} cannot be reached: {details}", "see that bc-receiver runs there")
+        # Where a join goes has just been reached, and without a certificate.
+        hint = "is that its listen.join, where no certificate is needed?" if what == "join" else "see that bc-receiver runs there"
+        return UserError(f"{what}: the receiver {server} cannot be reached: {details}", hint)
     hint = _REJOIN if what == "renew" and code is grpc.StatusCode.UNAUTHENTICATED else _HINTS.get(code, "")
     return UserError(f"{what}: the receiver {server} says: {details} ({code.name})", hint)

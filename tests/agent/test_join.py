@@ -236,6 +236,12 @@ def test_nobody_there_and_somebody_without_tls_are_told_apart(bench: Bench) -> N
     assert (code, "the TLS handshake failed" in err, bench.fleet.joins) == (2, True, [])
 
 
+def test_where_nodes_report_none_joins(bench: Bench) -> None:
+    with bench.fleet.serving(bench.fleet.credentials(client=True)) as address:
+        code, _, err = bench.join(bench.fleet.token(address))
+    assert (code, "is that its listen.join" in err, bench.fleet.joins) == (2, True, [])
+
+
 # -- what the receiver says
 
 
