@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import random
@@ -118,6 +119,7 @@ async def _serve(config: Config, url: str, server: EmbeddedPostgres | None, iden
         listens = {"join": config.listen_join} if identity else {}
         listens |= {"session": config.listen_session, "api": config.listen_api}
         LOG.info("ready", extra={**listens, "database": database.shown(url)})
+        gc.freeze()  # what is here now stays: no search for garbage goes through it again
         notify_systemd("READY=1")
         while not await set_within(stop, LOOK_EVERY):
             receiver.check()

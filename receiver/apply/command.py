@@ -99,7 +99,7 @@ DELETE FROM commands WHERE id IN (
   SELECT id FROM commands WHERE finished_at < bc_clock() - %(kept)s ORDER BY finished_at LIMIT {_PRUNED})
 """
 
-_OUTSTANDING = f"SELECT c.node_id, c.id FROM commands c JOIN nodes n ON n.id = c.node_id WHERE n.id = ANY(%s) AND {_SENDABLE}"
+_OUTSTANDING = f"SELECT c.node_id, c.id FROM commands c JOIN nodes n ON n.id = c.node_id WHERE n.receiver_id = %s AND {_SENDABLE}"
 
 _RECORD = """
 WITH known AS (SELECT id FROM commands WHERE id = %(id)s AND node_id = %(node)s),
@@ -170,13 +170,13 @@ def due(tx: Connection, node_id: str, epoch: int, sent: Sequence[str]) -> list[C
     return [Command(*row) for row in rows.fetchall()]
 
 
-def outstanding(tx: Connection, node_ids: Sequence[str]) -> list[tuple[str, str]]:
-    """(node id, command id) of every command without a result that these nodes are to be sent.
+def outstanding(tx: Connection, receiver_id: str) -> list[tuple[str, str]]:
+    """(node id, command id) of every command without a result that the nodes of this receiver are to be sent.
 
     Commands of any node that were not sent in time expire.
     """
     _wake(tx, tx.execute(_EXPIRE, prepare=True).fetchall())
-    return tx.execute(_OUTSTANDING, [list(node_ids)], prepare=True).fetchall() if node_ids else []
+    return tx.execute(_OUTSTANDING, [receiver_id], prepare=True).fetchall()
 
 
 def record_result(tx: Connection, node_id: str, result: CommandResult) -> bool:

@@ -198,9 +198,8 @@ class Jobs:
 
     async def look_for_commands(self) -> None:
         """Notifications may have been missed: has the streams look whose node has a command that they were not sent."""
-        nodes = list(self.registry.current)
         try:
-            self.registry.outstanding(await self.transaction(lambda tx: command.outstanding(tx, nodes)))
+            self.registry.outstanding(await self.transaction(lambda tx: command.outstanding(tx, self.receiver_id)))
         except NO_ANSWER:  # it is looked for again in a few seconds
             return
 

@@ -65,13 +65,13 @@ class _Conversation:
         self.jobs = sessions.jobs
         self.stream = stream
         self.context = context
-        rates = self.registry.rates[stream.node_id]
+        registry = self.registry  # (of this alone: a stream that is over is to be freed at once, without a search for circles)
         self.machine = Machine(
             stream.node_id,
-            rates,
+            registry.rates[stream.node_id],
             sessions.interval,
-            lambda limit: self.registry.met.update([limit.name]),
-            lambda types: self.registry.bad_conditions(stream, types),
+            lambda limit: registry.met.update([limit.name]),
+            lambda types: registry.bad_conditions(stream, types),
         )
         self.said = codec.Said()
         self.turn = asyncio.Lock()  # bcd's messages and what comes from outside are handled one after the other

@@ -31,6 +31,18 @@ def cpu(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICK
 
 
+def cpu_of_all(pid: int) -> float:
+    """The same of a process with its children, also those that ended (fields 16 and 17)."""
+    total = cpu(pid)
+    total += sum(int(one) for one in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[13:15]) / _TICK
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = status.read_text().rsplit(")", 1)[1].split()
+            if int(fields[1]) == pid:
+                total += (int(fields[11]) + int(fields[12])) / _TICK
+    return total
+
+
 def rss(pid: int) -> float:
     """Resident memory of a process in MiB (VmRSS)."""
     line = next(one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("VmRSS:"))
@@ -65,6 +77,20 @@ class Players:
 
 
 @dataclass
+class Spent:
+    """Seconds of CPU during a block: whose work bounds a figure where all share two cores."""
+
+    receiver: float = 0.0
+    players: float = 0.0
+    postgres: float = 0.0
+
+    def each(self, number: int) -> str:
+        """What it is for one of so many."""
+        of = {"receiver": self.receiver, "players": self.players, "Postgres": self.postgres}
+        return "CPU ms each: " + ", ".join(f"{name} {1000 * value / number:.1f}" for name, value in of.items())
+
+
+@dataclass
 class World:
     """One database; processes that end with the `with` block. `secure`: with certificates."""
 
@@ -78,6 +104,7 @@ class World:
         server = self.ends.enter_context(start(self.base))
         db.create_database(server.url(), "fleet")
         self.url = server.url("fleet")
+        self.postgres = server.process.pid
         db.migrate(self.url)
         self.tx: db.Connection = self.ends.enter_context(psycopg.connect(self.url, autocommit=True))
         now = datetime.now(UTC)
@@ -172,6 +199,17 @@ class World:
                 rows,
             )
         return made
+
+    @contextlib.contextmanager
+    def spending(self, process: Process, players: Players) -> Iterator[Spent]:
+        """What the block costs the three."""
+
+        def look() -> list[float]:
+            return [cpu(process.pid), cpu(players.popen.pid), cpu_of_all(self.postgres)]
+
+        before, spent = look(), Spent()
+        yield spent
+        spent.receiver, spent.players, spent.postgres = (now - then for now, then in zip(look(), before, strict=True))
 
     def differ(self, caused: Iterable[Sequence[str]]) -> tuple[int, int]:
         """How many of the conditions that players have caused are not there, and how many others are."""

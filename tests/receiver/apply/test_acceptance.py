@@ -283,7 +283,7 @@ def test_what_is_expired_or_cancelled_elsewhere_is_settled(tx: Connection) -> No
     joined(tx)
     apply(tx, host())
     later(tx, 600)
-    command.outstanding(tx, [NODE])
+    command.outstanding(tx, "")
     sweep(tx)
     assert attempt(tx)[:2] == ("failed", "Expired")
     nodes.adopt(tx, NODE)

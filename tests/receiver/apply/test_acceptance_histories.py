@@ -113,7 +113,7 @@ class World:
         )
 
     def is_swept(self) -> None:
-        command.outstanding(self.tx, [NODE])
+        command.outstanding(self.tx, "")
         acceptance.sweep(lambda work: work(self.tx))
         drain(self.tx)
 

@@ -94,7 +94,7 @@ def test_a_command_that_is_given_again_is_told_once(world: World) -> None:
     world.reports(OFF)
     world.step()
     world.later(minutes=11)
-    command.outstanding(world.tx, [NODE])  # it expires
+    command.outstanding(world.tx, "")  # it expires
     world.step()
     assert [reason for _, reason in world.steps() if "again" in reason] == ["expired: NotSent: it is asked again"]
 

@@ -192,7 +192,7 @@ def test_a_command_that_came_too_late_is_given_again_once_the_node_is_connected(
     world.step()
     world.tx.execute("UPDATE nodes SET connected = false")
     world.later(minutes=11)
-    command.outstanding(world.tx, [])
+    command.outstanding(world.tx, "")
     assert world.tx.execute("SELECT state, reason FROM commands").fetchall() == [("expired", "NotSent")]
     world.step()
     assert (world.runs(), world.sent()) == ([("node.reboot", "running")], [])
