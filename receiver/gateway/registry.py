@@ -20,6 +20,7 @@ from receiver.values import Event, Status
 LOG = logging.getLogger("receiver.gateway")
 BARRED_SECONDS = 60.0  # that it is remembered of a certificate that it is good no more
 MOST_BARRED = 1 << 16
+MOST_SILENT = 16  # streams of a node, with several certificates, that have no epoch yet
 
 
 @dataclass(slots=True, eq=False)
@@ -93,10 +94,14 @@ class Registry:
     def admit(self, node_id: str, certificate: str | None = None) -> Stream:
         """A new stream of a node. Raises OverLimit; one that is over a rate may come again.
 
-        Streams are counted by certificate: who has an old key of a node takes no place of who has its new one.
+        Streams are counted by certificate: who has an old key of a node takes no place of who has its new one. Who has many of
+        them does not take all handshakes either: of those of one node that have said nothing one has to go.
         """
         same = [one for one in self.streams.get(node_id, ()) if one.certificate == certificate]
         self.refuse(limits.STREAMS, len(same) + 1)
+        silent = [one for one in self.greeting.intersection(self.streams.get(node_id, ())) if one.leave is None]
+        if len(silent) >= MOST_SILENT:
+            silent[0].tell(m.End("overloaded", 1 + 9 * self.jitter(), "too many streams of this node without a Hello"))
         self.refuse(limits.HANDSHAKES, len(self.greeting) + 1)
         self.refuse(self.places, len(self.current) + len(self.greeting) + 1)
         stream = Stream(node_id, certificate)

@@ -6,7 +6,7 @@ import pytest
 
 from receiver.gateway import limits
 from receiver.gateway.limits import Bucket, Limit, OverLimit
-from receiver.gateway.registry import Registry
+from receiver.gateway.registry import MOST_SILENT, Registry
 from receiver.values import Status
 
 SLOW = Limit("things an hour", 12, "RESOURCE_EXHAUSTED", 3600.0, 3)
@@ -95,6 +95,17 @@ def test_a_notification_ends_older_epochs_only() -> None:
         assert stream.leave is None
         registry.taken("node", 6)
         assert stream.leave
+
+    asyncio.run(main())
+
+
+def test_all_keys_that_a_node_ever_had_take_no_more_than_its_share_of_the_handshakes() -> None:
+    async def main() -> None:
+        registry = World().registry
+        for number in range(100):
+            registry.admit("node", f"certificate {number}")
+        assert sum(one.leave is None for one in registry.greeting) == MOST_SILENT < limits.HANDSHAKES.most / 10
+        assert registry.admit("other", "its own").leave is None
 
     asyncio.run(main())
 
