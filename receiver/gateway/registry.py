@@ -101,6 +101,7 @@ class Registry:
         self.refuse(limits.STREAMS, len(same) + 1)
         silent = [one for one in self.greeting.intersection(self.streams.get(node_id, ())) if one.leave is None]
         if len(silent) >= MOST_SILENT:
+            self.met[limits.STREAMS.name] += 1
             silent[0].tell(m.End("overloaded", 1 + 9 * self.jitter(), "too many streams of this node without a Hello"))
         self.refuse(limits.HANDSHAKES, len(self.greeting) + 1)
         self.refuse(self.places, len(self.current) + len(self.greeting) + 1)

@@ -105,6 +105,7 @@ def test_all_keys_that_a_node_ever_had_take_no_more_than_its_share_of_the_handsh
         for number in range(100):
             registry.admit("node", f"certificate {number}")
         assert sum(one.leave is None for one in registry.greeting) == MOST_SILENT < limits.HANDSHAKES.most / 10
+        assert registry.met == {limits.STREAMS.name: 100 - MOST_SILENT}
         assert registry.admit("other", "its own").leave is None
 
     asyncio.run(main())
