@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bettercompute.contract.settings import duration
+
 from agent import __version__, config_cli, doctor_cli, join_cli
 from agent import command_line as line
 from agent import config as settings
@@ -180,7 +182,7 @@ def _refresh(arguments: Arguments) -> int:
     from agent import local
 
     try:
-        seconds = settings.duration(arguments.timeout)
+        seconds = duration(arguments.timeout)
     except ValueError as error:
         raise UserError(f"refresh: --timeout {arguments.timeout!r}: {error}") from error
     answer = local.call(line.config(arguments).socket_path, "refresh", seconds + 10, timeout=seconds)

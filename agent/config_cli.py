@@ -5,9 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bettercompute.contract.settings import Setting
+
 from agent import command_line as line
 from agent.command_line import Arguments, Command
-from agent.config import SETTINGS, Effective, Setting
+from agent.config import SETTINGS, Effective
 
 _HELP = """Prints every setting as the daemon would have it: the value, and where it came from (default, FILE:LINE, an environment
 variable or a flag). Exit code 2: something is wrong; all of it is said, and the daemon would not start."""

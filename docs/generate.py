@@ -110,7 +110,7 @@ def _settings_of_bcd() -> Rows:
 def _settings_of_receiver() -> Rows:
     yield "key", "default", "meaning"
     for row in receiver.config.SETTINGS:
-        yield f"`{row.key}`", f"`{row.default}`" if row.default else "", row.help
+        yield f"`{row.key}`", f"`{row.toml}`", row.help
 
 
 TABLES: Mapping[str, Callable[[], Rows]] = {

@@ -47,30 +47,6 @@ def bcd_toml() -> str:
     return text
 
 
-def receiver_toml() -> str:
-    """The packaged /etc/better-compute/receiver.toml, in the same form."""
-    lines = [
-        "# bc-receiver's configuration. Each key also has an environment variable and a flag; the lines below show the defaults."
-    ]
-    table = ""
-    for setting in sorted(receiver_config.SETTINGS, key=lambda one: one.key.split(".")[0] if "." in one.key else ""):
-        head, _, leaf = setting.key.rpartition(".")
-        if head != table:
-            lines += ["", f"[{head}]"]
-            table = head
-        lines += ["", f"# {setting.help}", f"# {setting.variable}, {setting.flag}", f"#{leaf} = {_toml(setting)}"]
-    return "\n".join(lines) + "\n"
-
-
-def _toml(setting: receiver_config.Setting) -> str:
-    words = [word for word in setting.default.split(",") if word]
-    if setting.kind.toml == (list,):
-        return "[" + ", ".join(f'"{word}"' for word in words) + "]"
-    if setting.kind.toml == (dict,):
-        return "{ " + ", ".join(" = ".join(word.split("=")) for word in words) + " }"
-    return f'"{setting.default}"' if str in setting.kind.toml else setting.default
-
-
 # ---- commands
 
 
@@ -177,7 +153,7 @@ def manual_of_file(package: str, path: str, text: str) -> str:
 
 CONFIGURATION: Mapping[str, tuple[str, Callable[[], str]]] = {
     "bcd": ("etc/bcd/bcd.toml", bcd_toml),
-    "bc-receiver": ("etc/better-compute/receiver.toml", receiver_toml),
+    "bc-receiver": ("etc/better-compute/receiver.toml", receiver_config.render),
 }
 """Package -> its configuration file, and what writes it."""
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bettercompute.contract.settings import Setting
+
 from receiver import log, setup_cli
-from receiver.config import FILE_VARIABLE, SETTINGS, Config, Setting, load
+from receiver.config import FILE_VARIABLE, SETTINGS, Config, load
 from receiver.errors import ReceiverError
 
 EPILOG = """\

@@ -1,22 +1,18 @@
-"""The settings: one row each, and all that is said of them (file, environment, flag, help) from that row.
+"""The settings of the receiver: one row each (bettercompute/contract/settings.py says how they are read)."""
 
-A value comes from the first that has it: flag, environment variable, configuration file (TOML), default. One more setting costs
-one line of Config. Unknown keys and wrong types are ReceiverErrors that name the file and the line.
-"""
-
-import ipaddress
-import re
-import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from bettercompute.contract import settings
+from bettercompute.contract.settings import FLAG, LOG_FORMAT, TARGETS, TEXT, WORDS
+from bettercompute.contract.settings import is_local as is_local
 
 from receiver.config_kinds import (
     COUNT,
     DURATION,
-    FLAG,
-    FORMAT,
     HANDLERS,
     LEVELS,
     OPTIONAL_PATH,
@@ -25,12 +21,8 @@ from receiver.config_kinds import (
     PROTOCOL_VERSION,
     SHARE,
     TARGET,
-    TARGETS,
-    TEXT,
     VERSION,
     WORD,
-    WORDS,
-    Kind,
 )
 from receiver.errors import ReceiverError
 from receiver.planning.pressure import MEASURES, RAISE
@@ -38,51 +30,7 @@ from receiver.values import PROTOCOL, STATUS_HANDLERS
 
 DEFAULT_FILE = Path("/etc/better-compute/receiver.toml")
 FILE_VARIABLE = "BC_CONFIG"
-_CAPITAL = re.compile("[A-Z]")
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One setting. `key` is its place in the file: `listen.api` is `api` in table `[listen]`; "" shows as no default.
-
-    >>> Setting("minDaemonVersion", TEXT, "", "").variable
-    'BC_MIN_DAEMON_VERSION'
-    """
-
-    key: str
-    kind: Kind
-    default: str
-    help: str
-
-    @property
-    def name(self) -> str:
-        """The attribute of Config."""
-        return _CAPITAL.sub(lambda match: f"_{match[0].lower()}", self.key).replace(".", "_")
-
-    @property
-    def variable(self) -> str:
-        """The environment variable."""
-        return f"BC_{self.name.upper()}"
-
-    @property
-    def flag(self) -> str:
-        """The command line's option."""
-        return f"--{self.name.replace('_', '-')}"
-
-    def read(self, value: Any, where: str) -> Any:
-        """The value from what a file, a variable or a flag has. Raises ReceiverError that names `where`."""
-        value = [f"{name}={one}" for name, one in value.items()] if isinstance(value, dict) else value
-        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        text = text.lower() if isinstance(value, bool) else text
-        try:
-            return self.kind.parse(text)
-        except ValueError as error:
-            raise ReceiverError(f"read the settings: {where}", f"{text!r} is not {error}", self.help) from error
-
-
-def _row(key: str, kind: Kind, default: str, text: str) -> Any:
-    setting = Setting(key, kind, default, text)
-    return field(default_factory=lambda: kind.parse(default), metadata={"setting": setting})
+_row: Any = partial(settings.row, "BC")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,33 +150,33 @@ class Config:
         "metrics.listen", OPTIONAL_TARGET, "127.0.0.1:7702", "Where Prometheus asks, in the clear: HOST:PORT. Empty: nowhere."
     )
     drain: float = _row("drain", DURATION, "10s", "How long open calls may take to end on SIGTERM.")
-    log_format: str = _row("log.format", FORMAT, "text", "How events are logged to stderr: text or json, one a line.")
+    log_format: str = _row("log.format", LOG_FORMAT, "text", "How events are logged to stderr: text or json, one a line.")
 
 
-SETTINGS: tuple[Setting, ...] = tuple(f.metadata["setting"] for f in fields(Config))
-_BY_KEY = {setting.key: setting for setting in SETTINGS}
+SETTINGS = settings.settings_of(Config)
 
 
 def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]) -> Config:
     """The settings in force. `file` None: the one that FILE_VARIABLE names, or the default one, which may be absent.
 
-    `flags`: attribute of Config -> text. Raises ReceiverError for whatever is wrong with any of them.
+    `flags`: attribute of Config -> text. Raises ReceiverError for whatever is wrong with any of them: one that names all of it.
     """
-    named = file or (Path(environ[FILE_VARIABLE]) if environ.get(FILE_VARIABLE) else None)
-    values = _read_file(named or DEFAULT_FILE, required=named is not None)
-    for setting in SETTINGS:
-        if setting.variable in environ:
-            values[setting.name] = setting.read(environ[setting.variable], f"environment variable {setting.variable}")
-        if setting.name in flags:
-            values[setting.name] = setting.read(flags[setting.name], setting.flag)
-    return Config(**values)
+    found = settings.load(SETTINGS, file, DEFAULT_FILE, environ, flags)
+    if found.wrong:
+        raise ReceiverError("read the settings", "\n".join(found.wrong))
+    return Config(**found.values)
+
+
+def render() -> str:
+    """The shipped receiver.toml."""
+    return settings.render("bc-receiver", SETTINGS)
 
 
 def check_listeners(config: Config) -> None:
     """Raises ReceiverError when a listener of an insecure receiver can be reached from elsewhere."""
     if not config.insecure:
         return
-    for setting in (_BY_KEY["listen.session"], _BY_KEY["listen.api"], _BY_KEY["metrics.listen"]):
+    for setting in (one for one in SETTINGS if one.key in ("listen.session", "listen.api", "metrics.listen")):
         target = getattr(config, setting.name)
         if target and not is_local(target):
             raise ReceiverError(
@@ -236,73 +184,3 @@ def check_listeners(config: Config) -> None:
                 "with --insecure nothing on this connection is encrypted or authenticated, and it is not loopback",
                 f"give {setting.flag} a loopback address or unix:/PATH, or leave out --insecure",
             )
-
-
-def is_local(target: str) -> bool:
-    """Whether a gRPC target cannot be reached from another machine.
-
-    >>> is_local("unix:/run/bc.sock"), is_local("[::1]:1"), is_local("0.0.0.0:1"), is_local("gpu-1:1")
-    (True, True, False, False)
-    """
-    host = target.rpartition(":")[0].strip("[]")
-    if target.startswith("unix:") or host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _read_file(path: Path, required: bool) -> dict[str, Any]:
-    attempted = f"read the settings: {path}"
-    try:
-        text = path.read_text()
-    except FileNotFoundError:
-        if not required:
-            return {}
-        raise ReceiverError(attempted, "the file is not there") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ReceiverError(attempted, str(error)) from error
-    try:
-        tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ReceiverError(attempted, str(error), "it is TOML: https://toml.io") from error
-    return {setting.name: value for setting, value in _settings(tree, text, path)}
-
-
-def _settings(tree: Mapping[str, Any], text: str, path: Path) -> Iterator[tuple[Setting, Any]]:
-    for key, value in _flat(tree, ""):
-        where = f"{path}:{_line(text, key)}"
-        setting = _BY_KEY.get(key)
-        if setting is None:
-            raise ReceiverError(f"read the settings: {where}", f"unknown key {key}", f"keys: {', '.join(_BY_KEY)}")
-        if type(value) not in setting.kind.toml:
-            wanted = " or ".join(kind.__name__ for kind in setting.kind.toml)
-            raise ReceiverError(
-                f"read the settings: {where}", f"{key} is a {type(value).__name__}, expected {wanted}", setting.help
-            )
-        yield setting, setting.read(value, f"{where}: {key}")
-
-
-def _flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict) and prefix + key not in _BY_KEY:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
-
-
-def _line(text: str, key: str) -> int:
-    """The line on which a key is set, below `[listen]` or as `listen.api` or a table of its own; 1 when written otherwise."""
-    table = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        if header := re.match(r"\s*\[([^\[\]]+)\]", line):
-            table = header[1].strip() + "."
-            named = table
-        elif found := re.match(r"\s*([\w.\"-]+)\s*=", line):
-            named = table + found[1].replace('"', "") + "."
-        else:
-            continue
-        if named.startswith(key + "."):
-            return number
-    return 1

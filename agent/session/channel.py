@@ -1,8 +1,8 @@
 """DOOR: gRPC. The daemon's channel to one receiver: TLS as this node, or plain on this machine with --insecure."""
 
 import grpc.aio
+from bettercompute.contract.settings import is_local
 
-from agent.config_kinds import is_local
 from agent.identity import Access, metadata
 
 _OPTIONS: tuple[tuple[str, int], ...] = (

@@ -28,7 +28,7 @@ def test_its_text_is_a_configuration_file_with_the_same_values(file: Path, capsy
     assert cli.main(["config", "--config", str(file), "--rescan-interval", "90m"]) == 0
     said = capsys.readouterr().out
     values = config.parse(said, "said")
-    assert values == {s.name: s.default for s in SETTINGS} | {
+    assert values == {s.name: s.kind.parse(s.default) for s in SETTINGS} | {
         "settle": 300.0,
         "commands_allow": ("gpu.reset",),
         "kubernetes_worker": True,

@@ -27,7 +27,7 @@ STANDS = re.compile(r"info ready |info bcd: bcd [0-9.]+ ")  # what such a one sa
 SYSTEM: Mapping[str, str] = {
     "apt": r"(install \./({packages})_[0-9.]+\+py3\.[0-9]+_amd64\.deb|(remove|purge) ({packages}))",
     "systemctl": r"(enable --now|restart|reload|status) ({units})",
-    "runuser": r"-u bc-receiver -- bc-receiver init",
+    "runuser": r"-u bc-receiver -- bc-receiver (init|migrate)",
     "journalctl": r"-u ({units})",
     "psql": r"-c SELECT prune_snapshots\(now\(\) - interval '90 days'\)",
     "pip": r"install (\.|\.\[receiver\])",
@@ -42,12 +42,15 @@ class World:
     base: Path
     env: Mapping[str, str]
     ids: Mapping[str, str]
+    token: str  # to join with, as often as the pages do
 
     def run(self, command: str) -> "subprocess.CompletedProcess[str]":
         """Runs a line as a person would type it; one that runs for ever is ended when it has begun, and answers 0 then."""
         filled = re.sub(r"([A-Za-z]+[_-])\.\.\.(?!\w)", lambda match: self.ids[match[1]], command).replace(
             "reason=...", "reason=x"
         )
+        if filled.startswith("bcd join --token-file"):  # what another command has put there is used up
+            (self.base / "token.txt").write_text(self.token)
         if filled.startswith(LONG_RUNNING):
             return self._begun(filled)
         own = (
@@ -153,7 +156,7 @@ def world(base: Path) -> Iterator[World]:
         recorded.write_text((host / "kmsg").read_text())
         recorded.rename(base / "dmesg.txt")
         (base / "tests").symlink_to(ROOT / "tests")
-        yield World(base, env, ids)
+        yield World(base, env, ids, joined["token"])
     finally:
         bcd.stop()
         receiver.stop()

@@ -31,7 +31,7 @@ def test_the_packaged_bcd_has_the_defaults_but_for_what_packaged_names(tmp_path:
 
 
 def test_the_packaged_receiver_has_the_defaults(tmp_path: Path) -> None:
-    (tmp_path / "receiver.toml").write_text(files.receiver_toml())
+    (tmp_path / "receiver.toml").write_text(receiver_config.render())
     assert receiver_config.load(tmp_path / "receiver.toml", {}, {}) == receiver_config.Config()
 
 
@@ -46,9 +46,9 @@ def test_every_line_of_bcd_toml_may_be_uncommented_and_is_then_the_default(tmp_p
 
 
 def test_every_line_of_receiver_toml_may_be_uncommented_and_is_then_the_default(tmp_path: Path) -> None:
-    (tmp_path / "receiver.toml").write_text(uncommented(files.receiver_toml()))
+    (tmp_path / "receiver.toml").write_text(uncommented(receiver_config.render()))
     assert receiver_config.load(tmp_path / "receiver.toml", {}, {}) == receiver_config.Config()
-    assert all(setting.help in files.receiver_toml() for setting in receiver_config.SETTINGS)
+    assert all(setting.help in receiver_config.render() for setting in receiver_config.SETTINGS)
 
 
 # ---- manual and completion

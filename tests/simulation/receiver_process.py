@@ -30,7 +30,7 @@ def main(database: str, directory: str, *settings: str) -> None:
 
     sockets = {"listen_session": f"unix:{directory}/s", "listen_api": f"unix:{directory}/a", "metrics_listen": ""}
     given = dict(one.split("=", 1) for one in settings)
-    read = {one.name: one.read(given[one.name], one.name) for one in config.SETTINGS if one.name in given}
+    read = {one.name: one.kind.parse(given[one.name]) for one in config.SETTINGS if one.name in given}
     assert read.keys() == given.keys(), settings
     log.setup("json", journal=False)
     service.serve(config.Config(**{"database_url": database, "insecure": True, "drain": 0.5, **sockets, **read}))
