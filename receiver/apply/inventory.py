@@ -90,8 +90,8 @@ def write(
 
 def plan_loaded(loaded: store.Loaded, offer: Offer, sent: Mapping[str, Message], snapshot_id: str) -> InventoryPlan:
     """The plan for a loaded node. `sent`: the decoded sections that came with the offer."""
-    hashes = {name: one.hash for name, one in (loaded.current.baselines or {}).items()}
-    before = {name: one for name, one in loaded.before.items() if name in COMPARED and hashes[name] != offer.hashes.get(name)}
+    hashes, offered = {name: one.hash for name, one in (loaded.current.baselines or {}).items()}, offer.hashes
+    before = {name: one for name, one in loaded.before.items() if name in COMPARED and hashes[name] != offered.get(name)}
     after = {name: one for name, one in {**loaded.after, **sent}.items() if name in COMPARED}
     return plan_inventory(loaded.current, offer, before, after, snapshot_id)
 
@@ -103,7 +103,7 @@ def plan_rows(tx: Connection, loaded: store.Loaded, offer: Offer, sent: Mapping[
     if loaded.facts.advisory:
         return draft
     good = {name: one for name, one in {**loaded.after, **sent}.items() if not failed(one)}
-    fresh = frozenset(name for name in good if name in offer.hashes)
+    fresh = frozenset(good.keys() & offer.hashes.keys())
     facts = replace(loaded.facts, sections={**loaded.before, **good}, fresh=fresh)
     if "gpus" in fresh and offer.boot_id:  # without them it shows nothing of this boot's MIG instances
         draft.node = replace(draft.node, inventory_boot=offer.boot_id)

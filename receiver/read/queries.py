@@ -231,11 +231,12 @@ def snapshot_page(
     return rows[:limit], rows[limit] if len(rows) > limit else None
 
 
-def bodies(db: Connection, hashes: Mapping[str, str]) -> dict[str, bytes]:
-    """Section name to bytes, for section name to hash."""
-    query = select(sections.c.hash, sections.c.body).where(sections.c.hash.in_(list(hashes.values())))
-    by_hash = {row.hash: row.body for row in db.execute(query)}
-    return {name: by_hash[value] for name, value in hashes.items()}
+def bodies(db: Connection, *snapshots: Mapping[str, str]) -> list[dict[str, bytes]]:
+    """Section name to bytes, for each mapping of section name to hash."""
+    hashes = {value for one in snapshots for value in one.values()}
+    query = select(sections.c.hash, sections.c.body).where(sections.c.hash.in_(sorted(hashes)))
+    by_hash = {row.hash: row.body for row in db.execute(query)} if hashes else {}
+    return [{name: by_hash[value] for name, value in one.items()} for one in snapshots]
 
 
 # ---- events

@@ -124,8 +124,9 @@ def load(tx: Connection, node_id: str, offer: Offer, sent: Collection[str]) -> L
         missing=missing.as_rows(absent),
     )
     before = _decoded({name: one.hash for name, one in baselines.items()}, known)
-    same = {name for name, one in baselines.items() if offer.hashes.get(name) == one.hash}
-    after = _decoded({name: value for name, value in offer.hashes.items() if name not in {*sent, *same}}, known)
+    offered = offer.hashes
+    same = {name for name, one in baselines.items() if offered.get(name) == one.hash}
+    after = _decoded({name: value for name, value in offered.items() if name not in {*sent, *same}}, known)
     after |= {name: before[name] for name in same - {*sent} if name in before}
     return Loaded(node_id, current, frozenset(unknown), before, after, facts, rows)
 

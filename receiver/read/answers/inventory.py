@@ -1,6 +1,6 @@
 """`inventory.get`, `inventory.history`, `inventory.diff`."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bettercompute.contract.sections import SECTIONS, decode
@@ -28,7 +28,7 @@ def get(db: Connection, scope: Scope, request: inventory_pb2.InventoryServiceGet
         missing = missing_sections(queries.missing_of(db, scope, [node.id]).get(node.id, ()))
     else:
         missing = _lacked(db, scope, node.id, snapshot)
-    stored = queries.bodies(db, {name: value for name, value in snapshot.sections.items() if name in SECTIONS})
+    (stored,) = queries.bodies(db, {name: value for name, value in snapshot.sections.items() if name in SECTIONS})
     return inventory_pb2.InventoryServiceGetResponse(
         snapshot_id=snapshot.id,
         applied_snapshot_id=node.applied_snapshot_id,
@@ -88,18 +88,19 @@ def difference(db: Connection, scope: Scope, request: inventory_pb2.InventorySer
         origin = queries.snapshot_before(db, scope, node.id, to.seq)
     else:
         origin = queries.snapshot(db, scope, node.id, start)
-    changes: Sequence[Change] = ()
-    if origin is not None:
-        changes = diff(_compared(db, origin.sections), _compared(db, to.sections))
+    changes = () if origin is None else _changes(db, origin.sections, to.sections)
     response = inventory_pb2.InventoryServiceDiffResponse(to=to.id, changes=[_change(change) for change in changes])
     if origin is not None:
         setattr(response, "from", origin.id)
     return response
 
 
-def _compared(db: Connection, hashes: Mapping[str, str]) -> dict[str, Message]:
-    stored = queries.bodies(db, {name: value for name, value in hashes.items() if name in COMPARED})
-    return {name: decode(name, body) for name, body in stored.items()}
+def _changes(db: Connection, before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Change, ...]:
+    """Between two snapshots. Bytes that both have say nothing."""
+    names = [name for name in COMPARED & before.keys() & after.keys() if before[name] != after[name]]
+    stored = queries.bodies(db, *({name: one[name] for name in names} for one in (before, after)))
+    old, new = ({name: decode(name, body) for name, body in one.items()} for one in stored)
+    return diff(old, new)
 
 
 def _change(change: Change) -> inventory_pb2.Change:
