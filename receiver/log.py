@@ -36,7 +36,7 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _stamp(record: logging.LogRecord) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{record.msecs:03.0f}Z"
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
 
 
 class _Text(logging.Formatter):
@@ -47,8 +47,8 @@ class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         words = [record.getMessage(), *(f"{key}={_quoted(str(value))}" for key, value in _fields(record).items())]
         head = f"<{_PRIORITY.get(record.levelno, 6)}>" if self.journal else f"{_stamp(record)} {record.levelname.lower()} "
-        trace = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
-        return head + " ".join(words) + trace
+        trace = [self.formatException(record.exc_info)] if record.exc_info else []
+        return head + "\n".join([" ".join(words), *trace]).replace("\n", "\\n")
 
 
 class _Json(logging.Formatter):
