@@ -382,7 +382,7 @@ class Daemon:
             return
         old, self._config = self._config, new
         if later:
-            _log.warning("of another value from the next start on only: %s", ", ".join(later))
+            _log.warning("changed, but in force from the next start on only: %s", ", ".join(later))
         log.setup(new.log_format)
         doors.configure(self._collector, new)
         self._resettled.set()

@@ -487,7 +487,7 @@ def test_reload_takes_new_settings_and_keeps_the_old_ones_when_one_is_wrong(
 
     bench.run(test)
     assert "the configuration is not reloaded: bcd.toml:3: unknown key" in caplog.text
-    assert "of another value from the next start on only: data_dir" in caplog.text
+    assert "changed, but in force from the next start on only: data_dir" in caplog.text
 
 
 def test_rescans_when_its_interval_is_over(bench: Bench) -> None:
