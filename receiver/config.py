@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bettercompute.contract import settings
-from bettercompute.contract.settings import FLAG, LOG_FORMAT, TARGETS, TEXT, WORDS
+from bettercompute.contract.settings import FLAG, LOG_FORMAT, TARGETS, TEXT, WORDS, Found
 from bettercompute.contract.settings import is_local as is_local
 
 from receiver.config_kinds import (
@@ -161,10 +161,20 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]
 
     `flags`: attribute of Config -> text. Raises ReceiverError for whatever is wrong with any of them: one that names all of it.
     """
-    found = settings.load(SETTINGS, file, DEFAULT_FILE, environ, flags)
+    return Config(**_right(settings.load(SETTINGS, file, DEFAULT_FILE, environ, flags)))
+
+
+def parse(text: str, name: str) -> dict[str, Any]:
+    """A configuration file's text as attribute -> value. `name` is the file's, for messages. Raises ReceiverError."""
+    found = Found()
+    settings.parse(SETTINGS, text, name, found)
+    return _right(found)
+
+
+def _right(found: Found) -> dict[str, Any]:
     if found.wrong:
         raise ReceiverError("read the settings", "\n".join(found.wrong))
-    return Config(**found.values)
+    return found.values
 
 
 def render() -> str:
