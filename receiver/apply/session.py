@@ -24,7 +24,7 @@ from receiver.store.database import Connection
 from receiver.store.events import publish
 from receiver.store.labels import set_system_labels
 from receiver.store.nodes import lock_node
-from receiver.store.words import jsonb, text
+from receiver.store.words import jsonb, listed, text
 from receiver.values import HelloFacts, SessionStart
 
 CHANNEL = "bc_sessions"
@@ -194,13 +194,13 @@ class Over:
 
 def over(tx: Connection, known: Mapping[str, int]) -> list[Over]:
     """Which of these sessions (the epoch by node) are over: for whoever may have missed a notification."""
-    rows = tx.execute(_OVER, [list(known), list(known.values())]).fetchall()
+    rows = tx.execute(_OVER, [listed(known), listed(known.values())]).fetchall()
     return [Over(*row) for row in rows]
 
 
 _OVER = f"""
 SELECT n.id, CASE WHEN w.reason = '{SUPERSEDED}' THEN n.epoch ELSE k.epoch END, w.reason
-FROM unnest(%s::text[], %s::bigint[]) AS k(id, epoch) JOIN nodes n ON n.id = k.id
+FROM unnest(string_to_array(%s, ' '), string_to_array(%s, ' ')::bigint[]) AS k(id, epoch) JOIN nodes n ON n.id = k.id
 LEFT JOIN sessions s ON (s.node_id, s.epoch) = (k.id, k.epoch) LEFT JOIN certificates c ON c.fingerprint = s.certificate
 CROSS JOIN LATERAL (SELECT CASE
   WHEN c.revoked_at IS NOT NULL THEN '{REVOKED}' WHEN c.not_after <= bc_clock() THEN '{EXPIRED}'

@@ -1,6 +1,7 @@
 """Text of nodes as Postgres takes it: a NUL, which protobuf strings may hold and Postgres refuses, becomes U+FFFD."""
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from psycopg.types.json import Jsonb
@@ -9,6 +10,13 @@ from psycopg.types.json import Jsonb
 def text(value: str) -> str:
     """The text without NULs."""
     return value.replace("\0", "\ufffd")
+
+
+def listed(values: Iterable[object]) -> str:
+    """Ids or numbers as one text, for `string_to_array(%s, ' ')`. As a list, 15,000 ids take psycopg 22 ms, in which no stream is
+    heard; so they take less than one.
+    """
+    return " ".join(map(str, values))
 
 
 def jsonb(value: Any) -> Jsonb:

@@ -36,6 +36,7 @@ def rows(nodes: int, seconds: float) -> Iterator[Row]:
     with tempfile.TemporaryDirectory(prefix="bc-") as directory, World(Path(directory)) as world:
         floor = _held(world, *world.empty(), nodes, seconds)
         receiver, target = world.receiver("--database-connections", "4")
+        rest = _at_rest(receiver)
         told = _held(world, receiver, target, nodes, seconds)
         yield Row("sessions held", told.connected, "", "asked for", float(nodes), 1.0, at_least=True, note="mTLS")
         yield Row("time to connect them", told.connecting, "s", "empty servicer", floor.connecting, None)
@@ -43,7 +44,9 @@ def rows(nodes: int, seconds: float) -> Iterator[Row]:
         yield Row("heartbeats missed", float(told.missed), "", "", None, None, note=f"{seconds:g} s at {HEARTBEAT:g} s")
         yield Row("round trip at a session, p99", 1000 * told.trip, "ms", "empty servicer", 1000 * floor.trip, None)
         beats, note = 1e-6 * seconds * nodes / HEARTBEAT, f"{nodes / HEARTBEAT:.0f} a second"
-        yield Row("CPU a heartbeat", told.cpu / beats, "us", "empty servicer", floor.cpu / beats, 1.1, note=note)
+        spent = told.cpu - rest * seconds
+        yield Row("CPU a heartbeat, beyond rest", spent / beats, "us", "empty servicer", floor.cpu / beats, 1.1, note=note)
+        yield Row("CPU of a receiver at rest", 1000 * rest, "ms/s", "", None, None, note="its loops, without a session")
         yield Row("SQL of heartbeats that change nothing", float(told.statements), "transactions", "", None, None, note=_BEATS)
         rate, note = _contact(world, receiver, world.players[-1], nodes)
         yield Row("first contact, sessions open", rate, "/s", "", None, None, note=note)
@@ -77,6 +80,14 @@ def _held(world: World, process: Process, target: str, nodes: int, seconds: floa
         players.popen.kill()
         process.kill()
     return told
+
+
+def _at_rest(receiver: Process, seconds: float = 10.0) -> float:
+    """Seconds of CPU a second."""
+    time.sleep(SETTLE)
+    began = cpu(receiver.pid)
+    time.sleep(seconds)
+    return (cpu(receiver.pid) - began) / seconds
 
 
 def _contact(world: World, receiver: Process, players: Players, nodes: int) -> tuple[float, str]:
