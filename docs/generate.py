@@ -34,6 +34,7 @@ _ORDERS = {
     "resolve": "`nodes.resolveIdentity`",
     "other": "the other node",
 }
+_STREAM = "As events.list, and goes on with each event as it comes."
 _XID = "what is done about its number (next table; of an SXid: its message), or `devices.clear`"
 _REMEDIES = {
     "none": "nothing",
@@ -82,10 +83,15 @@ def _doctor() -> Rows:
 
 
 def _methods() -> Rows:
-    yield "method", "needs", "keys"
-    permissions = {**{name: row.permission for name, row in READS.items()}, **{n: row.permission for n, row in WRITES.items()}}
+    yield "method", "does", "needs", "keys"
     for name, method in methods().items():
-        yield f"`{name}`", f"`{permissions.get(name, READ)}`", ", ".join(f"`{key}`" for key in method.keys)
+        read, write = READS.get(name), WRITES.get(name)
+        keys = ", ".join(f"`{key}`" for key in method.keys if key != "tenantId")
+        if row := read or write:
+            does = (read.answer if read else write.act if write else None).__doc__ or ""
+            yield f"`{name}`", does.partition("\n")[0], f"`{row.permission}`", keys
+        else:
+            yield f"`{name}`", _STREAM, f"`{READ}`", keys
 
 
 def _limits() -> Rows:
