@@ -11,7 +11,7 @@ from typing import Any
 from bettercompute.contract.settings import Setting
 
 from receiver import log, setup_cli
-from receiver.config import FILE_VARIABLE, SETTINGS, Config, load
+from receiver.config import DEFAULT_FILE, FILE_VARIABLE, SETTINGS, Config, load
 from receiver.errors import ReceiverError
 
 EPILOG = """\
@@ -121,7 +121,9 @@ def _parser() -> argparse.ArgumentParser:
 def _add_flags(command: argparse.ArgumentParser, row: Command) -> None:
     for option in row.options:
         option.add_to(command)
-    command.add_argument("--config", type=Path, metavar="FILE", help=f"configuration (TOML; default: ${FILE_VARIABLE})")
+    command.add_argument(
+        "--config", type=Path, metavar="FILE", help=f"configuration (TOML; default: ${FILE_VARIABLE}, else {DEFAULT_FILE})"
+    )
     for setting in row.settings:
         shown = f"{setting.help} [{setting.variable}; {setting.default or 'unset'}]".replace("%", "%%")
         if setting.kind.toml == (bool,):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bettercompute.contract import settings
-from bettercompute.contract.settings import FLAG, LOG_FORMAT, TARGETS, TEXT, WORDS, Found
+from bettercompute.contract.settings import FLAG, LOG_FORMAT, OPTIONAL_LISTEN, TARGETS, TEXT, WORDS, Found
 from bettercompute.contract.settings import is_local as is_local
 
 from receiver.config_kinds import (
@@ -147,7 +147,7 @@ class Config:
         "webhook.ca", OPTIONAL_PATH, "", "The CAs that the endpoint's certificate may be of (PEM). Empty: the system's."
     )
     metrics_listen: str = _row(
-        "metrics.listen", OPTIONAL_TARGET, "127.0.0.1:7702", "Where Prometheus asks, in the clear: HOST:PORT. Empty: nowhere."
+        "metrics.listen", OPTIONAL_LISTEN, "127.0.0.1:7702", "Where Prometheus asks, in the clear: HOST:PORT. Empty: nowhere."
     )
     drain: float = _row("drain", DURATION, "10s", "How long open calls may take to end on SIGTERM.")
     log_format: str = _row("log.format", LOG_FORMAT, "text", "How events are logged to stderr: text or json, one a line.")
@@ -188,9 +188,10 @@ def check_listeners(config: Config) -> None:
         return
     for setting in (one for one in SETTINGS if one.key in ("listen.session", "listen.api", "metrics.listen")):
         target = getattr(config, setting.name)
+        socket = "" if setting.kind is OPTIONAL_LISTEN else " or unix:/PATH"
         if target and not is_local(target):
             raise ReceiverError(
                 f"listen on {target}",
                 "with --insecure nothing on this connection is encrypted or authenticated, and it is not loopback",
-                f"give {setting.flag} a loopback address or unix:/PATH, or leave out --insecure",
+                f"give {setting.flag} a loopback address{socket}, or leave out --insecure",
             )

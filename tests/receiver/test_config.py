@@ -39,6 +39,7 @@ def test_the_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
         ('[listen]\napi = "nowhere"', 2, "'nowhere': expected"),
         ('[status]\ninterval = "soon"', 2, "'soon': expected a duration"),
         ("[status]\ninterval = 0", 2, "'0': expected a duration above zero"),
+        ('metrics.listen = "unix:/x"', 1, "'unix:/x': expected \"host:port\""),
         ('[log]\nformat = "xml"', 2, "'xml': expected text or json"),
         ('tenant = ""', 1, "'': expected a word"),
         ('[status]\nhandlers = ["xid", "xids"]', 2, "'xid,xids': xids: expected some of conditions, xid, pressure"),
