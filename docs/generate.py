@@ -13,7 +13,7 @@ from bettercompute.contract import xids
 import agent.config
 import receiver.config
 from agent import doctor
-from receiver.client_methods import methods
+from receiver.client.methods import methods
 from receiver.events import EVENTS
 from receiver.gateway.limits import LIMITS
 from receiver.operate.methods import WRITES

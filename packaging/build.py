@@ -56,7 +56,7 @@ PACKAGES = {
     "bc-receiver": Package(
         name="bc-receiver",
         summary="receiver of better-compute: reports of GPU hosts as placement facts in Postgres",
-        programs={"bc-receiver": "receiver.cli", "better-compute": "receiver.client"},
+        programs={"bc-receiver": "receiver.cli", "better-compute": "receiver.client.cli"},
         without=("agent",),
         units=("bc-receiver.service",),
         enabled=(),

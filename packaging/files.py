@@ -16,8 +16,9 @@ from agent import __version__
 from agent import cli as agent_cli
 from agent import config as agent_config
 from receiver import cli as receiver_cli
-from receiver import client, client_methods
 from receiver import config as receiver_config
+from receiver.client import cli as client
+from receiver.client import methods as client_methods
 
 # What an installed bcd has otherwise than by default: its directory is closed to others, its socket is for group bcd.
 PACKAGED = {"socket": "/run/bcd/bcd.sock"}

@@ -36,7 +36,7 @@ from sqlalchemy.engine import Connection
 
 from receiver import callers
 from receiver.callers import Caller, NoIdentity
-from receiver.client_methods import name_of
+from receiver.client.methods import name_of
 from receiver.errors import Invalid, NotFound, OverLimit, Refused
 from receiver.measures import Measures
 from receiver.read import queries

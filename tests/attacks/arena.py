@@ -18,7 +18,7 @@ from bettercompute.agent.v1 import inventory_pb2 as pb
 from bettercompute.agent.v1 import session_pb2 as wire
 from bettercompute.contract.sections import encode
 
-from receiver.client_methods import find
+from receiver.client.methods import find
 from tests.attacks import untouched
 from tests.attacks.world import ACME, CANARY, SECRET
 from tests.fake_daemon import FakeDaemon, Over

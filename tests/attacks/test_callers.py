@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 from bettercompute.contract.tokens import parse
 
-from receiver.client_methods import find, methods
+from receiver.client.methods import find, methods
 from receiver.values import ADMIN, PROVISION, READ
 from tests.attacks.arena import CODE, Arena, attack, refusal
 from tests.attacks.fields import SQL

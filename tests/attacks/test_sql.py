@@ -10,7 +10,7 @@ from bettercompute.agent.v1 import session_pb2 as wire
 from bettercompute.contract.sections import SECTIONS, encode, section_hash
 from google.protobuf.message import Message
 
-from receiver.client_methods import Method, methods
+from receiver.client.methods import Method, methods
 from tests.attacks import untouched, world
 from tests.attacks.fields import SQL, Place, name_of, places, put
 from tests.fake_daemon import FakeDaemon, Over

@@ -15,7 +15,7 @@ import psycopg
 from bettercompute.agent.v1 import inventory_pb2 as pb
 from bettercompute.contract.sections import SECTIONS, encode
 
-from receiver.client_methods import find
+from receiver.client.methods import find
 from receiver.read.api import READS
 from receiver.read.queries import open_engine
 from receiver.read.tokens import Scope

@@ -12,7 +12,7 @@ import grpc
 import psycopg
 import pytest
 
-from receiver.client_methods import answer, find, parse
+from receiver.client.methods import answer, find, parse
 from receiver.config import Config
 from receiver.ids import mint
 from receiver.operate import tokens

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from bettercompute.agent.v1 import inventory_pb2 as pb
 
-from receiver.client_methods import Method, answer, find, methods, parse
+from receiver.client.methods import Method, answer, find, methods, parse
 from receiver.operate.methods import WRITES
 from receiver.read.api import READS
 from tests.receiver.builders import gpu, host

@@ -7,7 +7,7 @@ import pytest
 from google.protobuf import struct_pb2
 from google.protobuf.descriptor import FieldDescriptor
 
-from receiver.client_methods import Field, Method, methods
+from receiver.client.methods import Field, Method, methods
 from tests.receiver.builders import gpu, host
 from tests.receiver.live import Live, live
 

@@ -11,7 +11,7 @@ import pytest
 from psycopg.errors import SerializationFailure
 
 from receiver.apply import command, nodes, repairs
-from receiver.client_methods import find, methods
+from receiver.client.methods import find, methods
 from receiver.config import Config
 from receiver.gateway import limits
 from receiver.ids import mint

@@ -11,7 +11,7 @@ import psycopg
 from sqlalchemy import Engine, event
 from sqlalchemy.engine import Connection
 
-from receiver.client_methods import find, parse
+from receiver.client.methods import find, parse
 from receiver.read import queries
 from receiver.read.api import READS
 from receiver.read.tokens import Scope

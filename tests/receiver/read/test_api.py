@@ -10,7 +10,7 @@ from bettercompute.agent.v1 import inventory_pb2 as pb
 from bettercompute.contract.sections import SECTIONS, encode, section_hash
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from receiver.client_methods import methods
+from receiver.client.methods import methods
 from receiver.errors import Invalid
 from receiver.ids import mint
 from receiver.read import tokens

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from bettercompute.control.v1 import events_pb2, events_pb2_grpc, nodes_pb2, nodes_pb2_grpc
 
-from receiver.client_methods import methods
+from receiver.client.methods import methods
 from receiver.ids import mint
 from receiver.read.tokens import Unauthenticated, presented
 from tests.receiver.live import Live, bearer, live, refused, serving

@@ -9,7 +9,7 @@ import psycopg
 from bettercompute.agent.v1 import inventory_pb2 as pb
 
 from receiver.apply import nodes
-from receiver.client_render import render
+from receiver.client.render import render
 from tests.fake_daemon import FakeDaemon, until
 from tests.receiver import placement
 from tests.receiver.builders import gpu, gpus, host

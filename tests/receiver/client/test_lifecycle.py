@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.receiver.test_client_nodes import SINCE, shown
+from tests.receiver.client.test_nodes import SINCE, shown
 
 CAUSE = {"code": "Xid79", "deviceId": "GPU-1", "bootId": "boot-1", "source": "xid"}
 

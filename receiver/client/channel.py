@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 from bettercompute.contract.tokens import BadToken, parse
 
-from receiver.client_methods import UsageError
+from receiver.client.methods import UsageError
 
 MESSAGE_LIMIT = 64 << 20  # an answer holds up to eight sections of 8 MiB
 LARGEST_FILE = 1 << 20  # bytes of a token's or a CA's file

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from receiver import client
-from receiver.client_channel import channel, metadata
-from receiver.client_methods import UsageError
+from receiver.client import cli as client
+from receiver.client.channel import channel, metadata
+from receiver.client.methods import UsageError
 from tests.receiver.tls import Secure, secure, write_cas
 
 TOKEN = "tok_01hf7yat000000000000000000." + "A" * 43

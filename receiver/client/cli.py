@@ -1,5 +1,5 @@
 """`better-compute api METHOD key=value ...`: asks the receiver, prints the answer. Part of the base install: grpc, and rich or
-yaml only when they are needed. `better-compute gpu-name` asks nobody: client_names.py."""
+yaml only when they are needed. `better-compute gpu-name` asks nobody: names.py."""
 
 import argparse
 import os
@@ -12,9 +12,9 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read when it is imported; wha
 import grpc
 from google.protobuf.message import Message
 
-from receiver.client_channel import add_flags, channel, metadata, unreachable
-from receiver.client_methods import Method, UsageError, answer, find, methods, parse
-from receiver.client_render import render, render_line
+from receiver.client.channel import add_flags, channel, metadata, unreachable
+from receiver.client.methods import Method, UsageError, answer, find, methods, parse
+from receiver.client.render import render, render_line
 
 SERVER = "127.0.0.1:7701"
 NEGATIVE = {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.PERMISSION_DENIED}
@@ -52,10 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line; answers the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     if next((word for word in argv if word in ("api", "gpu-name")), "") == "gpu-name":  # options may stand before it
-        from receiver import client_names
+        from receiver.client import names
 
         at = list(argv).index("gpu-name")
-        return client_names.main([*argv[:at], *argv[at + 1 :]])
+        return names.main([*argv[:at], *argv[at + 1 :]])
     arguments = _parser().parse_intermixed_args(argv)
     try:
         method = find(arguments.method)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from bettercompute.contract.gpu_models import GPU_MODELS, normalize_gpu_product
 
-from receiver.client_render import render
+from receiver.client.render import render
 
 HELP = """\
 exit codes:

@@ -1,9 +1,9 @@
-"""How repairs, commands and acceptance look to a person (client_views.py says where each is used)."""
+"""How repairs, commands and acceptance look to a person (views.py says where each is used)."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from receiver.client_words import plain
+from receiver.client.words import plain
 
 Object = Mapping[str, Any]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from receiver import client
+from receiver.client import cli as client
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:

@@ -2,18 +2,16 @@
 
 VIEWS has a row a list, by its path in the answer (`METHOD:PATH` where it is that method's): a function from an object to the
 columns shown. ANSWERS has one for a whole answer, TEXTS for what is said above it. What is in none is shown with all that it
-has; the whole of each is under `--format json`. Nodes, GPUs and pools: client_nodes.py; repairs, commands, acceptance:
-client_lifecycle.py.
+has; the whole of each is under `--format json`. Nodes, GPUs and pools: nodes.py; repairs, commands, acceptance:
+lifecycle.py.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from receiver import client_lifecycle as lifecycle
-from receiver import client_nodes as nodes
-from receiver import client_why
-from receiver.client_events import event
-from receiver.client_words import change, counted, typed
+from receiver.client import lifecycle, nodes, why
+from receiver.client.events import event
+from receiver.client.words import change, counted, typed
 
 Object = Mapping[str, Any]
 DIGITS = 8  # of a hash: enough to tell two apart
@@ -87,12 +85,12 @@ def join_token(row: Object) -> Object:
     return {"id": keys["id"], "left": f"{left} of {row.get('uses')}", **keys}
 
 
-def new_token(row: Object, cell: client_why.Cell) -> Iterable[str]:
+def new_token(row: Object, cell: why.Cell) -> Iterable[str]:
     """What is said above a new token."""
     yield "This token is shown only here. For better-compute: --token-file FILE"
 
 
-def new_join_token(row: Object, cell: client_why.Cell) -> Iterable[str]:
+def new_join_token(row: Object, cell: why.Cell) -> Iterable[str]:
     """What is said above a new string to join with."""
     yield "This token is shown only here. On the node: bcd join --token-file FILE"
 
@@ -143,8 +141,8 @@ ANSWERS: Mapping[str, Callable[[Object], Object]] = {
         for verb in ("adopt", "maintenance", "retire", "delete", "move", "setTrust", "resolveIdentity")
     },
 }
-TEXTS: Mapping[str, Callable[[Object, client_why.Cell], Iterable[str]]] = {
-    "nodes.why": client_why.lines,
+TEXTS: Mapping[str, Callable[[Object, why.Cell], Iterable[str]]] = {
+    "nodes.why": why.lines,
     "tokens.create": new_token,
     "joinTokens.create": new_join_token,
 }

@@ -19,9 +19,9 @@ from bettercompute.agent.v1 import inventory_pb2 as pb
 from bettercompute.contract.sections import encode
 from bettercompute.control.v1 import inventory_pb2, nodes_pb2
 
-from receiver import client
-from receiver.client_methods import answer, find, methods, parse
-from receiver.client_render import render, render_line
+from receiver.client import cli as client
+from receiver.client.methods import answer, find, methods, parse
+from receiver.client.render import render, render_line
 from tests.receiver.live import serving
 
 NOW = datetime(2026, 11, 29, 16, 23, 30, tzinfo=UTC)
@@ -368,7 +368,7 @@ def test_the_server_comes_from_the_environment() -> None:
 def test_is_part_of_the_base_install() -> None:
     """No database library, and nothing that draws before something is drawn."""
     heavy = ["sqlalchemy", "psycopg", "alembic", "rich", "yaml"]
-    code = f"import sys, receiver.client; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, receiver.client.cli; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from receiver.client_lifecycle import causes
-from receiver.client_words import change, plain, typed
+from receiver.client.lifecycle import causes
+from receiver.client.words import change, plain, typed
 
 Object = Mapping[str, Any]
 

@@ -4,7 +4,7 @@ import io
 from datetime import UTC, datetime
 from typing import Any
 
-from receiver.client_render import render
+from receiver.client.render import render
 from receiver.events import EVENTS
 
 NOW = datetime(2026, 11, 29, 16, 23, 30, tzinfo=UTC)

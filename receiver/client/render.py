@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import IO, Any
 
-from receiver.client_views import ANSWERS, LINES, SORTED, TEXTS, VIEWS, WRAPPED
+from receiver.client.views import ANSWERS, LINES, SORTED, TEXTS, VIEWS, WRAPPED
 
 TIME = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z$")
 HASH = re.compile(r"^(advisory:)?[0-9a-f]{64}$")

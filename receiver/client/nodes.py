@@ -1,4 +1,4 @@
-"""How nodes, GPUs, atoms and pools look to a person (client_views.py says where each is used)."""
+"""How nodes, GPUs, atoms and pools look to a person (views.py says where each is used)."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
