@@ -2,12 +2,12 @@
 machine alone, with --insecure."""
 
 import argparse
-import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import grpc
+from bettercompute.contract.settings import is_local
 from bettercompute.contract.tokens import BadToken, parse
 
 from receiver.client.methods import UsageError
@@ -85,21 +85,9 @@ _HINTS = (
     ),
     ("WRONG_VERSION_NUMBER", "it serves without TLS: ask with --insecure on its own machine"),
     ("handshake failed", "is it the API of a receiver, and with TLS? One that runs with --insecure is asked with --insecure"),
+    ("Connection refused", "nobody listens there: name the receiver with --server or BETTER_COMPUTE_SERVER"),
     ("", "name it with --server or BETTER_COMPUTE_SERVER; does it want TLS (then without --insecure)?"),
 )
-
-
-def is_local(target: str) -> bool:
-    """Whether "host:port" is on this machine.
-
-    >>> is_local("localhost:7701"), is_local("[::1]:7701"), is_local("10.0.0.7:7701"), is_local("gpu-1:7701")
-    (True, True, False, False)
-    """
-    host = target.rpartition(":")[0].strip("[]")
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _token(text: str, where: str) -> str:
