@@ -52,5 +52,3 @@ BEGIN
   DELETE FROM sections s WHERE NOT EXISTS (SELECT FROM tenant_sections t WHERE t.hash = s.hash);
   RETURN gone;
 END $$;
--- What is named, of a million snapshots, is eight million rows: in memory, they take half the time.
-ALTER FUNCTION prune_snapshots(timestamptz) SET work_mem = '64MB' SET jit = off;
