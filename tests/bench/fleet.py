@@ -75,19 +75,22 @@ class Node:
     node_id: str
     identity: tuple[bytes, bytes] | None
     epoch: int = 0
+    place: int = 0  # attempts so far: several targets are tried in turn
     seq: int = 0
     digest: str = ""
     condition: pb.Condition | None = None
     lost_at: float = 0.0
     channel: grpc.aio.Channel | None = None
     call: Any = None
+    saying: asyncio.Lock = field(default_factory=asyncio.Lock)
     welcomed: asyncio.Event = field(default_factory=asyncio.Event)
     results: asyncio.Queue[pb.InventoryResult] = field(default_factory=asyncio.Queue)
 
     async def say(self, **message: object) -> None:
-        """Sends one message; one on a stream that is over is lost."""
-        with contextlib.suppress(grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
-            await self.call.write(pb.SessionRequest(**message))  # type: ignore[arg-type]
+        """Sends one message; one on a stream that is over is lost. Two at once would be the end of the call."""
+        async with self.saying:
+            with contextlib.suppress(grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
+                await self.call.write(pb.SessionRequest(**message))  # type: ignore[arg-type]
 
     async def report(self, rng: random.Random) -> None:
         """A status report, as bcd's: with its time, and with a sample of pressure that is another one each time."""
@@ -164,7 +167,8 @@ class Players:
 
     async def _open(self, node: Node) -> None:
         """Opens the stream, and has its Welcome, or not."""
-        target = self.rng.choice(str(self.plan["target"]).split(","))
+        targets = str(self.plan["target"]).split(",")
+        target, node.place = targets[(node.number + node.place) % len(targets)], node.place + 1
         metadata: tuple[tuple[str, str], ...] = ()
         if node.identity and self.ca:
             credentials = grpc.ssl_channel_credentials(self.ca, node.identity[1], node.identity[0])
@@ -250,9 +254,13 @@ class Players:
         async def one(node: Node) -> None:
             async with places:
                 bodies = self.offers[node.node_id] = own(self.first, node.number)
+                epoch, status = node.epoch, "unanswered"
                 await node.say(inventory_offer=_offer(node, bodies))
-                result = await asyncio.wait_for(node.results.get(), 120)
-                status = pb.InventoryStatus.Name(result.status)
+                with contextlib.suppress(TimeoutError):
+                    result = await asyncio.wait_for(node.results.get(), 60)
+                    status = pb.InventoryStatus.Name(result.status).removeprefix("INVENTORY_STATUS_").lower()
+                if (node.epoch, node.welcomed.is_set()) != (epoch, True):
+                    status += ", its session lost"
                 statuses[status] = statuses.get(status, 0) + 1
                 del self.offers[node.node_id]
 

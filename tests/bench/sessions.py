@@ -40,7 +40,9 @@ def rows(nodes: int, seconds: float) -> Iterator[Row]:
         told = _held(world, receiver, target, nodes, seconds)
         yield Row("sessions held", told.connected, "", "asked for", float(nodes), 1.0, at_least=True, note="mTLS")
         yield Row("time to connect them", told.connecting, "s", "empty servicer", floor.connecting, None)
-        yield Row("memory a session beyond an empty servicer's", told.memory - floor.memory, "KiB", "the limit", 20.0, 1.0)
+        note = f"in all {told.memory:.0f}, of the empty one {floor.memory:.0f}"
+        beyond = told.memory - floor.memory
+        yield Row("memory a session beyond an empty servicer's", beyond, "KiB", "the limit", 20.0, 1.0, note=note)
         yield Row("heartbeats missed", float(told.missed), "", "", None, None, note=f"{seconds:g} s at {HEARTBEAT:g} s")
         yield Row("round trip at a session, p99", 1000 * told.trip, "ms", "empty servicer", 1000 * floor.trip, None)
         beats, note = 1e-6 * seconds * nodes / HEARTBEAT, f"{nodes / HEARTBEAT:.0f} a second"
@@ -94,7 +96,10 @@ def _contact(world: World, receiver: Process, players: Players, nodes: int) -> t
     """All nodes offer what they have: a second; and whose work that was."""
     with world.spending(receiver, players) as spent:
         offered = players.do("offer", atOnce=64)
-    return nodes / offered["seconds"], spent.each(nodes)
+    applied = offered["statuses"].pop("applied", 0)
+    return applied / offered["seconds"], spent.each(nodes) + (
+        f"; not applied: {offered['statuses']}" if offered["statuses"] else ""
+    )
 
 
 def _killed(world: World, receiver: Process, target: str, nodes: int) -> Iterator[Row]:
