@@ -3,7 +3,9 @@ yaml only when they are needed. `better-compute gpu-name` asks nobody: names.py.
 
 import argparse
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -77,6 +79,7 @@ def _ask(method: Method, request: Message, arguments: argparse.Namespace) -> int
     with channel(arguments) as to:
         read = method.response.FromString
         if method.streaming:
+            _end_when_interrupted()
             for message in to.unary_stream(method.path, _serialize, read)(request, metadata=who):
                 render_line(answer(message), arguments.format, sys.stdout, datetime.now(UTC))
         else:
@@ -84,6 +87,12 @@ def _ask(method: Method, request: Message, arguments: argparse.Namespace) -> int
             render(answer(message), arguments.format, sys.stdout, datetime.now(UTC), method.name)
     sys.stdout.flush()
     return 0
+
+
+def _end_when_interrupted() -> None:
+    """Who watches ends it with Ctrl-C, and that is no failure. At once: an exception can be lost in a callback of gRPC's."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, lambda *_: os._exit(0))
 
 
 def _serialize(message: Message) -> bytes:

@@ -128,7 +128,7 @@ def test_a_reset_of_a_lost_gpu_clears_its_fault_when_it_comes_back_healthy(node:
 def test_a_held_gpu_is_not_reset_and_its_node_not_rebooted(node: Node) -> None:
     uuid = json.loads((node.machine.host / "nvml.json").read_text())["devices"][0]["uuid"]
     holds = node.run.base / node.name / "holds"
-    holds.mkdir()
+    holds.mkdir(exist_ok=True)
     (holds / "a.json").write_text(json.dumps({"id": "a", "owner": "metal", "kind": "allocation", "devices": [uuid]}))
     reset, reboot = (node.answer(node.order(kind, deviceId=uuid)) for kind in ("gpu.reset", "node.reboot"))
     assert (reset["state"], reset["reason"]) == ("refused", "gpu-busy")
