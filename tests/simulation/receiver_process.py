@@ -11,9 +11,9 @@ from typing import Any
 
 FASTER = 1000  # the rates of a node: an hour is 3.6 seconds
 PERIODS = (  # module, name, seconds
+    ("receiver.store.leases", "SECONDS", 2.0),  # first: what the others import takes it as a default
     ("receiver.gateway.heartbeat", "EVERY", 0.1),
     ("receiver.gateway.replanning", "EVERY", 0.2),
-    ("receiver.store.leases", "SECONDS", 2.0),
 )
 RATES = ("OFFERS", "TENANT_OFFERS", "DAILY_BYTES", "REPORTS", "NODE_SESSIONS")
 
