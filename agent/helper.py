@@ -15,6 +15,7 @@ The other end must be the user named, or root (SO_PEERCRED): group bcd may conne
 """
 
 import argparse
+import asyncio
 import json
 import os
 import pwd
@@ -22,7 +23,6 @@ import re
 import shutil
 import socket
 import struct
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,6 +30,8 @@ from typing import Any
 
 from agent import config as settings
 from agent import open_files
+from agent.commands import program
+from agent.commands.order import Failed
 from agent.config import Config
 from agent.errors import FieldError
 from agent.host import Host
@@ -158,15 +160,14 @@ def _find(tool: str) -> str:
 
 def _run(argv: list[str], limit: float) -> Answer:
     """How a program ended. One that takes too long is killed; what it started dies with this unit."""
-    environ = {"PATH": PLACES, "LC_ALL": "C"}
     try:
-        ran = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit, env=environ, check=False)
-    except subprocess.TimeoutExpired:
-        return {"code": -1, "out": "", "err": f"{argv[0]} did not end within {limit:g} s and was killed"}
-    except OSError as error:
-        raise Refused(f"cannot start {argv[0]}: {error.strerror}") from error
-    out, err = (data.decode(errors="replace")[-OUTPUT_LIMIT:] for data in (ran.stdout, ran.stderr))
-    return {"code": ran.returncode, "out": out, "err": err}
+        ran = asyncio.run(program.run(argv, limit, {"PATH": PLACES, "LC_ALL": "C"}))
+    except Failed as error:
+        if error.reason == "TimedOut":
+            return {"code": -1, "out": "", "err": str(error)}
+        raise Refused(str(error)) from error
+    out, err = (data.decode(errors="replace")[-OUTPUT_LIMIT:] for data in (ran.out, ran.err))
+    return {"code": ran.code, "out": out, "err": err}
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ with what it says. The renewal itself is a child, since the daemon does not impo
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import random
@@ -15,6 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agent import identity
+from agent.commands import program
+from agent.commands.order import Failed
 from agent.config import Config
 from agent.errors import UserError
 from agent.identity import Access, Certificate
@@ -123,25 +124,11 @@ class Membership:
         named = ("--server", config.server) if config.server else ()
         # Its settings are these alone; what the environment has of others does not matter to it.
         argv = ("-m", "agent.cli", "renew", "--config", os.devnull, "--data-dir", str(self._data_dir), *named)
-        child = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *argv,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-        )
         try:
-            async with asyncio.timeout(CHILD_LIMIT):
-                _, said = await child.communicate()
-            error = (
-                "" if child.returncode == 0 else said[-2000:].decode(errors="replace").strip() or f"exit code {child.returncode}"
-            )
-        except TimeoutError:
-            error = f"no answer within {CHILD_LIMIT:g} s"
-        finally:
-            if child.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    child.kill()
+            ran = await program.run([sys.executable, *argv], CHILD_LIMIT)
+            error = "" if ran.code == 0 else ran.said or f"exit code {ran.code}"
+        except Failed as failed:
+            error = str(failed)
         if not error:
             _log.info("the certificate is renewed")
             return

@@ -1,11 +1,12 @@
-"""DOOR: programs that commands run. Always with a time limit: one that does not end is killed, with all that it started."""
+"""DOOR: programs that the daemon and its helper run. Always with a time limit: one that does not end is killed, with all that it
+started, and is not waited for for ever."""
 
 import asyncio
 import contextlib
 import os
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.collection import NOT_INHERITED
@@ -44,9 +45,13 @@ def find(name: str, recorded: bool) -> str:
     return path
 
 
-async def run(argv: Sequence[str], limit: float) -> Ran:
-    """Runs a program for at most `limit` seconds. Raises Failed (NotInstalled, TimedOut)."""
-    environ = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED} | {"LC_ALL": "C"}
+async def run(argv: Sequence[str], limit: float, environ: Mapping[str, str] | None = None) -> Ran:
+    """Runs a program for at most `limit` seconds. `environ`: all of its environment; None: ours, in plain English.
+
+    Raises Failed (NotInstalled, TimedOut).
+    """
+    if environ is None:
+        environ = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED} | {"LC_ALL": "C"}
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     try:
         process = await asyncio.create_subprocess_exec(
@@ -82,3 +87,4 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), KILL_WAIT)
     process._transport.close()  # type: ignore[attr-defined]  # else a child that nobody can end keeps its pipes
+    await asyncio.sleep(0)  # in which they are closed, also where the loop ends after this
