@@ -71,20 +71,25 @@ def database_of(config: Config) -> Iterator[tuple[str, EmbeddedPostgres | None]]
             database.migrate(config.database_url)
         yield config.database_url, None
         return
-    with embedded.start(Path(config.data_dir)) as server:
-        database.create_database(server.url(), DATABASE)
-        url = server.url(DATABASE)
+    with own_database(Path(config.data_dir)) as (url, server):
         database.migrate(url)
         yield url, server
+
+
+@contextlib.contextmanager
+def own_database(directory: Path) -> Iterator[tuple[str, EmbeddedPostgres]]:
+    """The URL of this receiver's own database in an embedded server, which runs as long as the block. Raises DatabaseError."""
+    with embedded.start(directory) as server:
+        database.create_database(server.url(), DATABASE)
+        yield server.url(DATABASE), server
 
 
 def migrate(config: Config) -> tuple[int | None, int]:
     """Brings the schema to this version: the number it had (None: there was none), and the one it has. Raises DatabaseError."""
     if config.database_url:
         return database.migrate(config.database_url), database.head()
-    with embedded.start(Path(config.data_dir)) as server:
-        database.create_database(server.url(), DATABASE)
-        return database.migrate(server.url(DATABASE)), database.head()
+    with own_database(Path(config.data_dir)) as (url, _):
+        return database.migrate(url), database.head()
 
 
 def use_models(path: str) -> None:

@@ -17,7 +17,7 @@ from receiver.errors import ReceiverError, Refusal
 from receiver.operate.call import Call
 from receiver.operate.methods import WRITES, perform
 from receiver.read.tokens import Scope, narrowed
-from receiver.service import DATABASE
+from receiver.service import DATABASE, own_database
 from receiver.store import database, embedded
 from receiver.tls import Identity, ca_paths
 from receiver.values import ALL
@@ -58,9 +58,8 @@ def at_database(config: Config) -> Iterator[str]:
     if (url := embedded.running_url(directory, DATABASE)) is not None:
         yield url
         return
-    with embedded.start(directory) as server:
-        database.create_database(server.url(), DATABASE)
-        yield server.url(DATABASE)
+    with own_database(directory) as (url, _):
+        yield url
 
 
 def _check_owner(directory: Path) -> None:

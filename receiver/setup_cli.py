@@ -9,11 +9,10 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from receiver.config import SETTINGS, Config
-from receiver.values import ADMIN, ALL, PERMISSIONS
+from receiver.values import ADMIN, ALL, PERMISSIONS, rfc3339
 
 if TYPE_CHECKING:
     from receiver.setup import Ca, Made
@@ -128,20 +127,16 @@ def _next(cas: Iterable["Ca"]) -> Iterable[str]:
 
 
 def _print_token(made: "Made", words: str) -> None:
-    _say([f"token     {words}, until {_time(made.expires_at)}. It is shown only here:"])
+    _say([f"token     {words}, until {rfc3339(made.expires_at)}. It is shown only here:"])
     sys.stdout.write(f"{made.token.text}\n")
     sys.stdout.flush()
 
 
 def _print_json(made: "Made", more: Mapping[str, Any]) -> None:
-    shown = {"token": made.token.text, "tokenId": made.token.id, "expiresAt": _time(made.expires_at), **more}
+    shown = {"token": made.token.text, "tokenId": made.token.id, "expiresAt": rfc3339(made.expires_at), **more}
     sys.stdout.write(json.dumps(shown, indent=2) + "\n")
 
 
 def _say(lines: Iterable[str]) -> None:
     sys.stderr.write("".join(f"{line}\n" for line in lines))
     sys.stderr.flush()
-
-
-def _time(moment: datetime) -> str:
-    return f"{moment:%Y-%m-%dT%H:%M:%SZ}"

@@ -30,6 +30,7 @@ from receiver.authority import (
 )
 from receiver.config import Config
 from receiver.errors import ReceiverError
+from receiver.values import rfc3339
 
 LOG = logging.getLogger("receiver.tls")
 EVERY = 10.0  # seconds: how soon a changed file is seen
@@ -158,7 +159,7 @@ class Identity:
             return False
         self.configurations = self._configured()
         self.complaint = ""
-        LOG.info("certificates were renewed", extra={"until": f"{self.material.expires['server']:%Y-%m-%dT%H:%M:%SZ}"})
+        LOG.info("certificates were renewed", extra={"until": rfc3339(self.material.expires["server"])})
         return True
 
     def _warn_of_ends(self, now: datetime) -> None:
@@ -168,7 +169,7 @@ class Identity:
             return
         self.warned = now
         for what, end in ending.items():
-            LOG.warning("a certificate ends soon", extra={"certificate": what, "until": f"{end:%Y-%m-%dT%H:%M:%SZ}"})
+            LOG.warning("a certificate ends soon", extra={"certificate": what, "until": rfc3339(end)})
 
     def _configured(self) -> dict[bool, grpc.ServerCertificateConfiguration]:
         at = self.material

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 PROTOCOL = "0.3"  # the newest version of the session protocol that this receiver speaks
@@ -44,6 +44,15 @@ TOKEN_USES = 10_000  # of a token to join with
 REASON_BYTES = 2 << 10  # of what an operator gives as the reason of an order
 LABEL_CHARACTERS = 63  # of a label's value
 LABELS = 256  # that operators give a node
+
+
+def rfc3339(moment: datetime) -> str:
+    """A time as people and logs have it: in UTC, to the second.
+
+    >>> rfc3339(datetime(2026, 11, 29, 16, 20, 1, 5, UTC))
+    '2026-11-29T16:20:01Z'
+    """
+    return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 @dataclass(frozen=True, slots=True)

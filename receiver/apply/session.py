@@ -46,8 +46,7 @@ _FACTS = (
 _BEGIN = f"""
 WITH good AS (
     SELECT not_before, not_after FROM certificates
-    WHERE fingerprint = %(certificate)s AND node_id = %(node)s AND revoked_at IS NULL
-      AND bc_clock() >= not_before AND bc_clock() < not_after),
+    WHERE fingerprint = %(certificate)s AND node_id = %(node)s AND {certificates.IS_GOOD}),
   found AS (
     SELECT n.id, n.epoch,
       n.epoch > 0 AND %(previous)s::bigint IS DISTINCT FROM n.epoch

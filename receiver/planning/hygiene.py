@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from receiver.planning.condition_types import types_of
 from receiver.planning.view import ConditionRow, Draft, set_conditions
-from receiver.values import PROTOCOL
+from receiver.values import PROTOCOL, rfc3339
 
 TYPES = types_of("hygiene")
 REPORTS = 10  # intervals without a report, and for which a receiver must have been serving
@@ -150,7 +150,7 @@ def _expiring(seen: Seen, moment: Moment, options: Options, stands: bool) -> Cau
     if left >= least:
         return None
     word, verb = ("Expired", "ended") if left <= timedelta(0) else ("Expiring", "ends")
-    return word, f"its certificate {verb} {_shown(seen.certificate_until)}"
+    return word, f"its certificate {verb} {rfc3339(seen.certificate_until)}"
 
 
 def _stale(seen: Seen, moment: Moment, options: Options, stands: bool) -> Cause | None:
@@ -159,7 +159,7 @@ def _stale(seen: Seen, moment: Moment, options: Options, stands: bool) -> Cause 
         return None
     if not stands and moment.now < _settled(moment, options):
         return None
-    return "NotCollected", f"it has not collected its inventory since {_shown(seen.collected_at)}"
+    return "NotCollected", f"it has not collected its inventory since {rfc3339(seen.collected_at)}"
 
 
 def _silent(seen: Seen, moment: Moment, options: Options, stands: bool) -> Cause | None:
@@ -169,7 +169,7 @@ def _silent(seen: Seen, moment: Moment, options: Options, stands: bool) -> Cause
     since = seen.last_seen if stands else max(seen.last_seen, _settled(moment, options))
     if moment.now - since <= options.silence:
         return None
-    return "NoReport", f"no status report since {_shown(seen.last_seen)}"
+    return "NoReport", f"no status report since {rfc3339(seen.last_seen)}"
 
 
 def _settled(moment: Moment, options: Options) -> datetime:
@@ -230,7 +230,3 @@ def settle(draft: Draft, causes: Mapping[str, Cause], suspended: Set[str] = froz
         if name in stands or name not in suspended
     ]
     set_conditions(draft, TYPES, rows)
-
-
-def _shown(time: datetime) -> str:
-    return f"{time.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"

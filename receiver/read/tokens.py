@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection
 
 from receiver.errors import Invalid
 from receiver.store.schema_identity import api_tokens
-from receiver.values import ADMIN, ALL, PERMISSIONS
+from receiver.values import ADMIN, ALL, PERMISSIONS, rfc3339
 
 HEADER = "authorization"  # of gRPC's metadata
 _SCHEME = "bearer "
@@ -93,9 +93,9 @@ def _looked_up(db: Connection, token: Token) -> Scope:
     if not hmac.compare_digest(row.hash if row else _NO_HASH, token.hash) or row is None:
         raise Unauthenticated(f"no token {token.id} with this secret: {_CREATE}")
     if row.revoked_at is not None:
-        raise Unauthenticated(f"token {token.id} was revoked at {row.revoked_at:%Y-%m-%dT%H:%M:%SZ}: {_CREATE}")
+        raise Unauthenticated(f"token {token.id} was revoked at {rfc3339(row.revoked_at)}: {_CREATE}")
     if row.expired:
-        raise Unauthenticated(f"token {token.id} expired at {row.expires_at:%Y-%m-%dT%H:%M:%SZ}: {_CREATE}")
+        raise Unauthenticated(f"token {token.id} expired at {rfc3339(row.expires_at)}: {_CREATE}")
     by = f"{row.id} ({row.name})" if row.name else row.id
     return Scope(row.tenant_id, tuple(row.permissions), by, platform=row.tenant_id == ALL)
 

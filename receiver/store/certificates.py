@@ -60,13 +60,16 @@ _FORGET = """
 DELETE FROM certificates WHERE node_id = %s AND revoked_at IS NULL AND not_after < bc_clock() - interval '90 days'
 """
 
+# What makes a certificate's row good, beside that it is of the node.
+IS_GOOD = "revoked_at IS NULL AND bc_clock() >= not_before AND bc_clock() < not_after"
+
 _ADD = """
 INSERT INTO certificates (fingerprint, node_id, tenant_id, issued_by, not_before, not_after) VALUES (%s, %s, %s, %s, %s, %s)
 """
 
-_GOOD = """
+_GOOD = f"""
 SELECT fingerprint, node_id, tenant_id, not_before, not_after FROM certificates
-WHERE fingerprint = %s AND node_id = %s AND revoked_at IS NULL AND bc_clock() >= not_before AND bc_clock() < not_after
+WHERE fingerprint = %s AND node_id = %s AND {IS_GOOD}
 """
 
 _REVOKE = """

@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import fields, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, TypeVar
 
 from bettercompute.contract.sections import decode
@@ -19,7 +19,7 @@ from receiver.read import queries, queries_devices, queries_lifecycle
 from receiver.read.answers.common import optional, stamp, xid_message
 from receiver.read.tokens import Scope
 from receiver.store.schema import atoms, pools
-from receiver.values import ALL
+from receiver.values import ALL, rfc3339
 
 T = TypeVar("T")
 Since = dict[tuple[str, Hashable], datetime]
@@ -91,7 +91,7 @@ def _node(row: Row[Any]) -> view.Node:
         _of(view.Node, row),
         no_schedule_reasons=_mine(row.no_schedule_reasons),
         would_no_schedule=_mine(row.would_no_schedule),
-        maintenance_until=until.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if until is not None else None,
+        maintenance_until=rfc3339(until) if until is not None else None,
     )
 
 
