@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import grpc
 from bettercompute.agent.v1 import session_pb2 as pb
@@ -258,6 +258,21 @@ class FakeDaemon:
 
 def _version(name: str) -> int:
     return SECTIONS[name].schema_version if name in SECTIONS else 1
+
+
+async def spoken(call: Any, said: Iterable[bytes]) -> grpc.StatusCode | None:
+    """A stream that says these, whatever they are; how it ended, None when it did not."""
+    try:
+        for data in said:
+            await call.write(data)
+        while await asyncio.wait_for(call.read(), 0.05) is not grpc.aio.EOF:
+            pass
+    except TimeoutError:
+        return None
+    except (grpc.RpcError, asyncio.InvalidStateError):
+        pass
+    code: grpc.StatusCode = await call.code()
+    return code
 
 
 async def until(what: str, probe: Callable[[], object], timeout: float = 10.0) -> None:

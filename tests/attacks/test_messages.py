@@ -14,7 +14,7 @@ from bettercompute.contract.sections import SECTIONS, encode
 from receiver.gateway import limits
 from tests.attacks import untouched
 from tests.attacks.arena import CODE, ITS_OWN, Arena, Theatre, attack
-from tests.fake_daemon import FakeDaemon
+from tests.fake_daemon import FakeDaemon, spoken
 from tests.receiver.builders import gpu, gpus
 from tests.receiver.tls import Node
 from tests.repetitions import PROOF
@@ -154,7 +154,7 @@ async def test_malformed_protobuf(arena: Arena) -> None:
         streams += 1
         data = [mutated(chance, good) for _ in range(chance.choice((1, 2, 8)))]
         hello = wire.SessionRequest(hello=daemons[streams % len(nodes)].hello()).SerializeToString()
-        met.add(code := await spoken(arena, nodes[streams % len(nodes)], [hello, *data]))
+        met.add(code := await heard(arena, nodes[streams % len(nodes)], [hello, *data]))
         assert code in known | {None}, (streams, code)
     assert streams > 50
     assert {CODE.INVALID_ARGUMENT, None} <= met, "some is refused by name, some put up with"
@@ -202,22 +202,11 @@ def mutated(chance: random.Random, good: list[bytes]) -> bytes:
     return bytes(data)
 
 
-async def spoken(arena: Arena, node: Node, data: list[bytes]) -> grpc.StatusCode | None:
-    """A stream that says these; how it ended, None when it did not."""
+async def heard(arena: Arena, node: Node, data: list[bytes]) -> grpc.StatusCode | None:
+    """A stream of this node that says these; how it ended, None when it did not."""
     async with grpc.aio.secure_channel(arena.served.receiver.config.listen_session, node.credentials) as channel:
         session: Any = channel.stream_stream(PATH, response_deserializer=wire.SessionResponse.FromString)
-        call: Any = session()
-        try:
-            for one in data:
-                await call.write(one)
-            while await asyncio.wait_for(call.read(), 0.05) is not grpc.aio.EOF:
-                pass
-        except TimeoutError:
-            return None
-        except (grpc.RpcError, asyncio.InvalidStateError):
-            pass
-        code: grpc.StatusCode = await call.code()
-        return code
+        return await spoken(session(), data)
 
 
 # ---- section bombs

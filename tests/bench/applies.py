@@ -16,10 +16,8 @@ from pathlib import Path
 
 import psycopg
 from bettercompute.agent.v1 import inventory_pb2 as pb
-from bettercompute.contract.sections import SECTIONS, decode, digest, encode, section_hash
+from bettercompute.contract.sections import decode, digest, encode, section_hash
 
-from agent.collectors import collect
-from agent.recorded import open_host, open_nvml
 from receiver import ids
 from receiver.apply.inventory import apply_inventory, plan_loaded, plan_rows, write
 from receiver.apply.session import hello
@@ -32,7 +30,7 @@ from receiver.store.embedded import start
 from receiver.store.hashes import binary
 from receiver.values import HelloFacts, Offer, SectionRef
 from tests.bench import Row
-from tests.hosts_catalog import HOSTS
+from tests.bench.fleet import own, recorded
 
 NODES, GPUS = 400, 8
 CONNECTIONS, WARM = 8, 6  # and applies of each connection that are not measured
@@ -57,7 +55,7 @@ class Work:
 
 def rows() -> Iterator[Row]:
     """Three rows: with the plan precomputed, end to end, and end to end with a GPU that is quarantined."""
-    first = {name: encode(collect(name, open_host(HOSTS["h100-sxm-8"]), open_nvml(HOSTS["h100-sxm-8"]))) for name in SECTIONS}
+    first = recorded()
     with tempfile.TemporaryDirectory(prefix="bc-bench-") as directory, start(Path(directory)) as server:
         db.create_database(server.url(), "bench")
         url = server.url("bench")
@@ -85,12 +83,12 @@ def _prepare(tx: db.Connection, first: dict[str, bytes], fault: bool, planned: b
     node, number = ids.mint("node"), next(_serial)
     hello(tx, node, HelloFacts("0.3", "0.1.0", "boot", "bench", tenant_id="bench"))
     tx.execute("UPDATE nodes SET pool_id = 'pool_1' WHERE id = %s", [node])
-    own = _own(first, number)
-    apply_inventory(tx, node, _offer(own), own)
+    bodies = own(first, number)
+    apply_inventory(tx, node, _offer(bodies), bodies)
     assert tx.execute("SELECT FROM bookable_atoms WHERE node_id = %s", [node]).rowcount == GPUS
     tx.commit()
-    changed = _changed(own, number, fault)
-    work = Work(node, _offer({**own, **changed}), changed)
+    changed = _changed(bodies, number, fault)
+    work = Work(node, _offer({**bodies, **changed}), changed)
     if planned:
         sent = check_bodies(work.offer, changed)
         assert not isinstance(sent, Refusal), sent
@@ -99,21 +97,6 @@ def _prepare(tx: db.Connection, first: dict[str, bytes], fault: bool, planned: b
         work = Work(node, work.offer, changed, plan, plan_rows(tx, loaded, work.offer, sent, plan))
         tx.rollback()
     return work
-
-
-def _own(first: dict[str, bytes], number: int) -> dict[str, bytes]:
-    """The same machine with identities of its own."""
-    gpus, system, nics = (decode(name, first[name]) for name in ("gpus", "system", "nics"))
-    assert isinstance(gpus, pb.GpusSection)
-    assert isinstance(system, pb.SystemSection)
-    assert isinstance(nics, pb.NicsSection)
-    for gpu in gpus.gpus:
-        gpu.uuid = f"GPU-{number:08x}{gpu.uuid[12:]}"
-        gpu.serial = f"{gpu.serial}{number:08d}"
-    system.serial, system.product_uuid = f"S{number:08d}", f"{number:08x}-0000-1000-8000-3cecef000001"
-    for place, nic in enumerate(nics.nics):
-        nic.permanent_mac = f"b8:3f:d2:{number >> 8:02x}:{number & 255:02x}:{place:02x}"
-    return {**first, "gpus": encode(gpus), "system": encode(system), "nics": encode(nics)}
 
 
 def _changed(own: dict[str, bytes], number: int, fault: bool) -> dict[str, bytes]:

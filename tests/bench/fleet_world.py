@@ -19,34 +19,20 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from receiver.authority import NodeAuthority, ServerAuthority, create_ca, key_pem
 from receiver.store import database as db
 from receiver.store.embedded import start
-from tests.end_to_end.processes import Process, free_port, wait_for
+from tests.end_to_end.processes import Process, cpu, free_port, wait_for
 
-_TICK = os.sysconf("SC_CLK_TCK")
 SETTLE = 5.0  # seconds
 
 
-def cpu(pid: int) -> float:
-    """Seconds of CPU of a process, user and system (/proc/PID/stat fields 14 and 15)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / _TICK
-
-
 def cpu_of_all(pid: int) -> float:
-    """The same of a process with its children, also those that ended (fields 16 and 17)."""
-    total = cpu(pid)
-    total += sum(int(one) for one in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[13:15]) / _TICK
+    """CPU of a process with its children, also those that ended (fields 16 and 17)."""
+    ended = sum(int(one) for one in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[13:15])
+    total = cpu(pid) + ended / os.sysconf("SC_CLK_TCK")
     for status in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            fields = status.read_text().rsplit(")", 1)[1].split()
-            if int(fields[1]) == pid:
-                total += (int(fields[11]) + int(fields[12])) / _TICK
+            if int(status.read_text().rpartition(")")[2].split()[1]) == pid:
+                total += cpu(int(status.parent.name))
     return total
-
-
-def rss(pid: int) -> float:
-    """Resident memory of a process in MiB (VmRSS)."""
-    line = next(one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("VmRSS:"))
-    return int(line.split()[1]) / 1024
 
 
 @dataclass

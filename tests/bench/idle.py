@@ -3,10 +3,7 @@
 All of them run at the same time for the given minutes, so that they meet the same machine.
 """
 
-import os
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -15,10 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.bench import Row
-from tests.end_to_end.processes import Process, fleet
+from tests.end_to_end.processes import Process, cpu, fleet, free_port, rss
 from tests.hosts_catalog import copy
 
-_TICK = os.sysconf("SC_CLK_TCK")
 SETTLED = 20.0  # seconds after the first report until memory is read and CPU is counted
 
 
@@ -34,16 +30,16 @@ def rows(minutes: float) -> Iterator[Row]:
         exporter, scrape = _exporter(run.base)
         try:
             time.sleep(SETTLED)
-            before = [_cpu(p.pid) for p in (bcd, bare, *exporter)]
+            before = [cpu(p.pid) for p in (bcd, bare, *exporter)]
             end = time.monotonic() + 60 * minutes
             while time.monotonic() < end:
                 scrape()
                 time.sleep(min(30.0, max(0.0, end - time.monotonic())))
-            spent = [1000 * (_cpu(p.pid) - start) for p, start in zip((bcd, bare, *exporter), before, strict=True)]
+            spent = [1000 * (cpu(p.pid) - start) for p, start in zip((bcd, bare, *exporter), before, strict=True)]
             bcd.running()
             bare.running()
-            yield Row("RSS of idle bcd run", _rss(bcd.pid), "MiB", "bare grpc.aio client", _rss(bare.pid), 1.25)
-            yield Row("RSS of idle bcd run", _rss(bcd.pid), "MiB", "the limit", 48.0, 1.0)
+            yield Row("RSS of idle bcd run", rss(bcd.pid), "MiB", "bare grpc.aio client", rss(bare.pid), 1.25)
+            yield Row("RSS of idle bcd run", rss(bcd.pid), "MiB", "the limit", 48.0, 1.0)
         finally:
             for process in (bare, *exporter):
                 process.stop()
@@ -59,9 +55,7 @@ def _exporter(base: Path) -> tuple[list[Process], "_Scrape"]:
     binary = shutil.which("prometheus-node-exporter")
     if binary is None:
         return [], _Scrape(None)
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+    port = free_port()
     process = Process("node-exporter", [binary, f"--web.listen-address=127.0.0.1:{port}"], base / "exporter.log")
     process.start()
     return [process], _Scrape(f"http://127.0.0.1:{port}/metrics")
@@ -77,17 +71,3 @@ class _Scrape:
         if self.url:
             with urllib.request.urlopen(self.url, timeout=10) as answer:
                 answer.read()
-
-
-def _cpu(pid: int) -> float:
-    """Seconds of CPU of the process itself, user and system (/proc/PID/stat fields 14 and 15)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / _TICK
-
-
-def _rss(pid: int) -> float:
-    """Resident memory in MiB (VmRSS)."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1024
-    raise subprocess.SubprocessError(f"no VmRSS of process {pid}")

@@ -17,8 +17,8 @@ from bettercompute.contract.sections import section_hash
 from receiver.store import database as db
 from tests.bench import Row
 from tests.bench.fleet import own, recorded
-from tests.bench.fleet_world import SETTLE, Players, World, cpu, rss, statements
-from tests.end_to_end.processes import Process
+from tests.bench.fleet_world import SETTLE, Players, World, statements
+from tests.end_to_end.processes import Process, cpu, rss
 
 HEARTBEAT = 30.0  # seconds
 LATE = 3.0  # seconds that a heartbeat may be late: bcd's jitter, and one second until what was seen is written

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.bench import Row
-from tests.bench.fleet_world import rss
-from tests.end_to_end.processes import Fleet, fleet
+from tests.end_to_end.processes import Fleet, fleet, rss
 
 SLOPE = 0.5  # MiB an hour
 KILL_EVERY, EVENT_EVERY, XID_EVERY = 300, 10, 60  # seconds

@@ -1,22 +1,18 @@
 """The tables in docs/ are those in the code."""
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.scripts import load
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def generator() -> ModuleType:
     """docs/generate.py, which is in no package."""
-    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("docs/generate.py")
 
 
 @pytest.mark.parametrize("page", sorted(path.name for path in DOCS.glob("*.md")))

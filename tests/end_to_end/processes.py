@@ -204,6 +204,18 @@ class Fleet:
         wait_for("the receiver to answer", probe, 60.0)
 
 
+def cpu(pid: int) -> float:
+    """Seconds of CPU of a process itself, user and system (/proc/PID/stat fields 14 and 15)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def rss(pid: int) -> float:
+    """Resident memory of a process in MiB (VmRSS)."""
+    line = next(one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("VmRSS:"))
+    return int(line.split()[1]) / 1024
+
+
 def free_port() -> int:
     """A port of this machine that nobody listens on now."""
     with socket.socket() as sock:

@@ -31,7 +31,7 @@ from agent.faults import Ledger
 from agent.kmsg.record import KERNEL, Record, parse
 from agent.recorded import open_host
 from tests.agent.session.fake_gateway import FakeGateway, Stream, until
-from tests.end_to_end.processes import BIN, Fleet, Process, fleet, wait_for
+from tests.end_to_end.processes import BIN, Fleet, Process, cpu, fleet, wait_for
 from tests.hosts_catalog import HOSTS, append_kmsg, copy, lose_gpu, new_boot, slot_of
 from tests.repetitions import PROOF, times, within
 
@@ -100,8 +100,7 @@ class Node:
 
     def cpu(self) -> float:
         """CPU seconds so far."""
-        fields = Path(f"/proc/{self.bcd.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu(self.bcd.pid)
 
     def resident(self, key: str) -> int:
         """Bytes in memory: now (`VmRSS`), or at most since `forget_peak` (`VmHWM`)."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.end_to_end.processes import wait_for
-from tests.packaging.scripts import ROOT
+from tests.scripts import ROOT
 
 SUITE = "bookworm"
 TOOLS = ("debootstrap", "systemd-nspawn", "ip", "nsenter", "dpkg-deb")

@@ -10,7 +10,8 @@ import pytest
 
 from agent import config as agent_config
 from receiver import config as receiver_config
-from tests.packaging.scripts import PACKAGING, ROOT, build, files
+from tests.packaging.scripts import PACKAGING, build, files
+from tests.scripts import ROOT
 
 CONFIGURATION = list(files.CONFIGURATION)
 

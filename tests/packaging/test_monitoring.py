@@ -1,7 +1,6 @@
 """The dashboard and the alerts: each metric and label in them is one that the code has; Prometheus' own tool agrees."""
 
 import asyncio
-import importlib.util
 import json
 import re
 import shutil
@@ -9,7 +8,6 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -30,6 +28,7 @@ from tests.fake_daemon import until
 from tests.receiver.builders import host
 from tests.receiver.conftest import database, server
 from tests.receiver.tls import secure
+from tests.scripts import load
 
 __all__ = ["database", "server"]  # fixtures
 
@@ -108,15 +107,6 @@ def labels(found: Iterable[Metric]) -> set[str]:
     }
 
 
-def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("monitoring_dashboard", FOLDER / "dashboard.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def queries() -> list[str]:
     """Every PromQL expression of the dashboard and of the alerts."""
     panels = json.loads((FOLDER / "dashboard.json").read_text())["panels"]
@@ -164,11 +154,13 @@ def test_every_metric_that_the_pages_name_is_one_that_the_code_has(database: str
 
 
 def test_the_dashboard_is_what_its_table_says() -> None:
-    assert (FOLDER / "dashboard.json").read_text() == generator().text(), "run: python packaging/monitoring/dashboard.py"
+    assert (FOLDER / "dashboard.json").read_text() == load("packaging/monitoring/dashboard.py").text(), (
+        "run: python packaging/monitoring/dashboard.py"
+    )
 
 
 def test_panels_have_their_own_place_and_number() -> None:
-    panels: list[dict[str, Any]] = generator().dashboard()["panels"]
+    panels: list[dict[str, Any]] = load("packaging/monitoring/dashboard.py").dashboard()["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     cells = [
         (x, y)

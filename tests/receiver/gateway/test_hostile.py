@@ -11,7 +11,7 @@ from bettercompute.contract.sections import encode
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from tests.fake_daemon import FakeDaemon
+from tests.fake_daemon import FakeDaemon, spoken
 from tests.receiver.live import Live, serving
 from tests.repetitions import times
 
@@ -99,18 +99,8 @@ async def speak(served: Live, seed: int) -> grpc.StatusCode | None:
         first.append(wire.SessionRequest(inventory_offer=daemon.offer_of({"os": b"\xff", "gpus": b"", "disks": b"x" * 99}, {})))
     async with grpc.aio.insecure_channel(served.receiver.config.listen_session) as channel:
         session: Any = channel.stream_stream(PATH, response_deserializer=wire.SessionResponse.FromString)
-        call: Any = session(metadata=(("bc-node-id", daemon.node_id),))
-        try:
-            for data in [*(message.SerializeToString() for message in first), *(sent(chance, daemon) for _ in range(8))]:
-                await call.write(data)
-            while await asyncio.wait_for(call.read(), 0.05) is not grpc.aio.EOF:
-                pass
-        except TimeoutError:
-            return None
-        except (grpc.RpcError, asyncio.InvalidStateError):
-            pass
-        code: grpc.StatusCode = await call.code()
-        return code
+        said = [*(message.SerializeToString() for message in first), *(sent(chance, daemon) for _ in range(8))]
+        return await spoken(session(metadata=(("bc-node-id", daemon.node_id),)), said)
 
 
 def test_whatever_a_stream_says_it_ends_by_name_or_goes_on(database: str) -> None:
