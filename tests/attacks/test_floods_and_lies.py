@@ -58,9 +58,22 @@ async def test_a_flood_of_bytes(arena: Arena) -> None:
         assert daemon.sent_bytes == limits.SECTION_BYTES.most, "what is over the limit is not even fetched"
 
 
-async def answered(daemon: FakeDaemon, flood: Callable[[], Awaitable[None]]) -> tuple[grpc.StatusCode | None, int | None, str]:
-    """How a flood was refused. A write to a stream that has ended already is INTERNAL to grpc's own client, whatever the server
-    said: then once more."""
+async def answered(daemon: FakeDaemon, send: Callable[[], Awaitable[None]]) -> tuple[grpc.StatusCode | None, int | None, str]:
+    """How a flood is refused: messages go out until something comes back. (A write to a stream that has just ended is INTERNAL to
+    grpc's own client, whatever the server said: then once more.)"""
+
+    async def flood() -> None:
+        while True:
+            reading = asyncio.ensure_future(daemon.receive())
+            try:
+                while not reading.done():
+                    await send()
+                    await asyncio.sleep(0.01)
+                await reading
+            finally:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+
     for _ in range(10):
         found = await refusal(flood())
         if found[0] is not CODE.INTERNAL:
@@ -75,14 +88,7 @@ async def test_a_flood_of_reports(arena: Arena) -> None:
     node = arena.attacker()
     async with arena.unharmed(*ITS_OWN), arena.node_daemon(node) as daemon:
         await daemon.connect()
-
-        async def flood() -> None:
-            for _ in range(100):
-                await daemon.report()
-            while True:
-                await daemon.receive()
-
-        code, reason, says = await answered(daemon, flood)
+        code, reason, says = await answered(daemon, daemon.report)
         assert (code, reason) == (CODE.RESOURCE_EXHAUSTED, BAD_MESSAGE)
         assert limits.REPORTS.name in says
 
@@ -93,14 +99,12 @@ async def test_a_flood_of_hellos(arena: Arena) -> None:
     node = arena.attacker()
     async with arena.node_daemon(node) as daemon:
         await daemon.connect()
+        numbers = itertools.count()
 
-        async def flood() -> None:
-            for number in range(100):
-                await daemon.send(hello=daemon.hello(wire.Driver(id="kvm", version=str(number))))
-            while True:
-                await daemon.receive()
+        async def greet() -> None:
+            await daemon.send(hello=daemon.hello(wire.Driver(id="kvm", version=str(next(numbers)))))
 
-        code, reason, says = await answered(daemon, flood)
+        code, reason, says = await answered(daemon, greet)
         assert (code, reason) == (CODE.RESOURCE_EXHAUSTED, BAD_MESSAGE)
         assert limits.REPORTS.name in says
     await arena.alive()
