@@ -45,16 +45,19 @@ class Made:
 
 
 @contextmanager
-def at_database(config: Config) -> Iterator[str]:
+def at_database(config: Config, make: bool) -> Iterator[str]:
     """The URL of the receiver's database. An embedded one is used as it runs under `serve`, else started for the block.
 
-    To be entered in the main thread. Raises DatabaseError.
+    `make`: an embedded one that is not there is made. To be entered in the main thread. Raises ReceiverError.
     """
     if config.database_url:
         yield config.database_url
         return
     directory = Path(config.data_dir)
     _check_owner(directory)
+    if not make and not embedded.is_made(directory):
+        hint = "name it with --data-dir, or --database-url; `bc-receiver init` makes one"
+        raise ReceiverError(f"use the database in {directory}", "there is none", hint)
     if (url := embedded.running_url(directory, DATABASE)) is not None:
         yield url
         return

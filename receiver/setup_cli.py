@@ -78,7 +78,7 @@ def init(config: Config, arguments: argparse.Namespace) -> None:
     from receiver import setup
     from receiver.store import database
 
-    with setup.at_database(config) as url:
+    with setup.at_database(config, make=True) as url:
         before = database.migrate(url)
         cas = setup.ensure_cas(config)
         made = setup.create_token(url, "bc-receiver init", _request(ALL, [ADMIN], LIFE, "init"))
@@ -98,7 +98,7 @@ def create(config: Config, arguments: argparse.Namespace) -> None:
 
     tenant, life, name = arguments.own_tenant, arguments.own_expires_in, arguments.own_name
     permissions = [word.strip() for word in arguments.own_permissions.split(",") if word.strip()]
-    with setup.at_database(config) as url:
+    with setup.at_database(config, make=False) as url:
         made = setup.create_token(url, "bc-receiver token create", _request(tenant, permissions, life, name))
     if arguments.own_json:
         _print_json(made, {"tenantId": tenant, "permissions": permissions})

@@ -84,6 +84,11 @@ def running_url(directory: Path, database: str) -> str | None:
     return _url(lines[_SOCKET_LINE].strip(), database)
 
 
+def is_made(directory: Path) -> bool:
+    """Whether a server was started here before."""
+    return os.path.exists(directory / "data" / "PG_VERSION")  # also of a directory that may not be entered
+
+
 def _url(sockets: str, database: str) -> str:
     return f"postgresql:///{quote(database)}?host={quote(sockets, safe='')}&port={_PORT}&user=postgres"
 
@@ -94,9 +99,13 @@ def start(directory: Path, binaries: str = "", settings: Mapping[str, str] | Non
     `settings` are `postgres -c` ones. Raises EmbeddedError, also when another process has the directory.
     """
     directory = directory.absolute()
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     with ExitStack() as undo:  # whatever goes wrong until the server is ready
-        lock = _take(directory)
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = _take(directory)
+        except OSError as error:
+            hint = "run as the user that owns it, or name another with --data-dir"
+            raise EmbeddedError("start the embedded Postgres", f"{directory} cannot be used: {error.strerror}", hint) from error
         undo.callback(os.close, lock)
         programs = find_binaries(directory / "data", binaries)
         _ensure_cluster(directory, programs)

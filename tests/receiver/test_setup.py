@@ -148,7 +148,7 @@ def test_what_root_makes_is_its_directorys_owners(tmp_path: Path) -> None:
     setup.ensure_cas(Config(tls_dir=str(tmp_path / "tls")))
     made = [tmp_path / "tls", *(tmp_path / "tls").iterdir()]
     assert {(path.stat().st_uid, path.stat().st_gid) for path in made} == {(4711, 4712)}
-    with pytest.raises(ReceiverError, match="sudo -u '#4711'"), setup.at_database(Config(data_dir=str(tmp_path))):
+    with pytest.raises(ReceiverError, match="sudo -u '#4711'"), setup.at_database(Config(data_dir=str(tmp_path)), make=True):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["tls"]
 
@@ -190,6 +190,23 @@ def test_a_token_that_cannot_be_is_refused(database: str, argv: list[str], says:
     done = ran("token", "create", "--database-url", database, *argv)
     assert (done.returncode, done.stdout, says in done.stderr) == (2, "", True)
     assert rows(database, "SELECT count(*) FROM api_tokens") == [(0,)]
+
+
+def test_token_create_makes_no_database_of_a_directory_that_was_mistyped(tmp_path: Path) -> None:
+    done = ran("token", "create", "--data-dir", str(tmp_path / "typo"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"use the database in {tmp_path / 'typo'}: there is none" in done.stderr
+    assert "bc-receiver init" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_init_says_what_is_wrong_with_its_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = ran("init", "--data-dir", str(tmp_path / "file" / "rc"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "cannot be used: Not a directory" in done.stderr
+    assert "--data-dir" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_token_create_says_what_to_do_with_a_database_without_a_schema(empty: str) -> None:
