@@ -23,15 +23,13 @@ from typing import Literal
 
 from bettercompute.agent.v1 import inventory_pb2 as pb
 
+from agent import program
 from agent.collectors import COLLECTORS, TASKS, Options
 from agent.sections import Collected, Failed, Section
 
 KILL_WAIT = 2.0  # seconds that a child has to be gone after SIGKILL
 _POLL = 0.005  # seconds between two looks at a child that is about to end
 _KEPT_STDERR = 16 << 10  # bytes
-# What the service manager gave to the daemon and must not reach a child of it: a child could end its notifications.
-NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
-
 _ORDER = (*COLLECTORS, *TASKS)
 _DRIVER = ("gpus", *TASKS)  # what asks the driver, and so hangs with it
 
@@ -221,7 +219,7 @@ def _start(request: bytes) -> "subprocess.Popen[bytes]":
             stdin=fd,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={key: value for key, value in os.environ.items() if key not in NOT_INHERITED},
+            env=program.ours(),
             start_new_session=True,
         )
     finally:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from typing import Any
 
 
 class FieldError(Exception):
@@ -44,3 +45,30 @@ class UserError(FieldError):
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(f"{message}\n  {hint}" if hint else message)
+
+
+class Ended(FieldError):
+    """A command or a program that does not succeed: `reason` is one word, `payload` goes into the answer to a command."""
+
+    status = "failed"
+
+    def __init__(self, reason: str, message: str, **payload: Any) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.payload = payload
+
+
+class Failed(Ended):
+    """It was tried, or cannot be tried here."""
+
+
+class Refused(Ended):
+    """It was not tried: it must not be now."""
+
+    status = "refused"
+
+
+class Expired(Ended):
+    """The latest time to start is over."""
+
+    status = "expired"

@@ -29,11 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from agent import config as settings
-from agent import open_files
-from agent.commands import program
-from agent.commands.order import Failed
+from agent import open_files, program
 from agent.config import Config
-from agent.errors import FieldError
+from agent.errors import Failed, FieldError
 from agent.host import Host
 
 PLACES = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -13,11 +13,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agent import identity
-from agent.commands import program
-from agent.commands.order import Failed
+from agent import identity, program
 from agent.config import Config
-from agent.errors import UserError
+from agent.errors import Failed, UserError
 from agent.identity import Access, Certificate
 from agent.session import machine
 from agent.session.kept import Trace

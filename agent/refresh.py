@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent import status
-from agent.commands.order import Failed
-from agent.errors import UserError
+from agent.errors import Failed, UserError
 from agent.inventory import Inventory
 from agent.session import machine
 from agent.session import messages as m

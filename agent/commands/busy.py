@@ -7,7 +7,8 @@ from bettercompute.agent.v1 import inventory_pb2 as pb
 
 from agent import usage
 from agent.commands import privileged
-from agent.commands.order import Node, Refused
+from agent.commands.order import Node
+from agent.errors import Refused
 from agent.usage import User
 
 

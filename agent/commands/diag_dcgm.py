@@ -7,8 +7,10 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agent.commands import busy, program
-from agent.commands.order import Failed, Node, Order, Payload, bad
+from agent import program
+from agent.commands import busy
+from agent.commands.order import Node, Order, Payload, bad
+from agent.errors import Failed
 
 LIMITS = {1: 5 * 60.0, 2: 15 * 60.0, 3: 60 * 60.0}  # seconds a level
 _LONGEST = 300  # characters of one warning

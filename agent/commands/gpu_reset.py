@@ -14,8 +14,8 @@ from bettercompute.agent.v1 import inventory_pb2 as pb
 
 from agent import reset
 from agent.commands import busy, privileged
-from agent.commands.order import Failed, Node, Order, Payload, Refused, text
-from agent.errors import FieldError
+from agent.commands.order import Node, Order, Payload, text
+from agent.errors import Failed, FieldError, Refused
 
 SPACING = 600.0  # at most one reset of a GPU in this time, whoever asks
 RESETTING = 300.0  # seconds for nvidia-smi

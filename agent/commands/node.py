@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 from bettercompute.agent.v1 import inventory_pb2 as pb
 
-from agent import holds
+from agent import holds, program
 from agent.collection import Collector
-from agent.commands import program
 from agent.commands.order import Payload
 from agent.config import Config
 from agent.diagnosis import diagnose

@@ -7,7 +7,8 @@ The answer comes from another run of bcd: the record on disk has the boot id of 
 import asyncio
 
 from agent.commands import busy, privileged
-from agent.commands.order import Failed, Node, Order, Payload, bad
+from agent.commands.order import Node, Order, Payload, bad
+from agent.errors import Failed
 
 SPACING = 3600.0  # at most one reboot an hour, whoever asks
 ASKING = 30.0  # seconds that systemd may take to accept

@@ -1,4 +1,4 @@
-"""What a command is handed and how it may end. The values that the table, the runner and the commands share."""
+"""What a command is handed (how it may end: agent/errors.py). The values that the table, the runner and the commands share."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -9,38 +9,11 @@ from typing import Any, Protocol
 from bettercompute.agent.v1 import inventory_pb2 as pb
 
 from agent.config import Config
-from agent.errors import FieldError
+from agent.errors import Failed
 from agent.holds import Holds
 from agent.host import Host
 
 Payload = Mapping[str, Any]
-
-
-class Ended(FieldError):
-    """A command that does not succeed: `reason` is one word, `payload` goes into the answer beside the message."""
-
-    status = "failed"
-
-    def __init__(self, reason: str, message: str, **payload: Any) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.payload = payload
-
-
-class Failed(Ended):
-    """It was tried, or cannot be tried here."""
-
-
-class Refused(Ended):
-    """It was not tried: it must not be now."""
-
-    status = "refused"
-
-
-class Expired(Ended):
-    """The latest time to start is over."""
-
-    status = "expired"
 
 
 class AfterCrash(Enum):

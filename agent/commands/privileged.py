@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from agent import open_files
-from agent.commands import program
-from agent.commands.order import Failed, Node
-from agent.commands.program import MAX_OUTPUT, Ran
+from agent import open_files, program
+from agent.commands.order import Node
+from agent.errors import Failed
+from agent.program import MAX_OUTPUT, Ran
 from agent.usage import Opened
 
 GRACE = 10.0  # seconds for the helper to start and to answer, beside what it does

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agent.commands import COMMANDS
-from agent.commands.order import AfterCrash, Ended, Expired, Failed, Kind, Node, Payload, Refused
+from agent.commands.order import AfterCrash, Kind, Node, Payload
 from agent.commands.store import KEPT, Damaged, Full, Record, Store, is_id
-from agent.errors import FieldError
+from agent.errors import Ended, Expired, Failed, FieldError, Refused
 from agent.session.messages import Command, CommandResult
 
 MAX_WAITING = 64  # commands that run or wait at one time

@@ -2,16 +2,14 @@
 whether the kubelet says which pods have which devices, and whether GPUs are reached by another path than ours (SPEC A6).
 """
 
-import asyncio
-import contextlib
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agent.errors import Unreadable
+from agent import program
+from agent.errors import Failed, Unreadable
 from agent.host import Host
 
 ANSWER_LIMIT = 2.0  # seconds
@@ -31,34 +29,20 @@ _DRIVER_CONTAINER = ("/run/nvidia/nvidia-driver.pid", "/run/nvidia/validations/.
 # ---------------------------------------------------------------- MPS
 
 
-async def mps_error(program: str, pipe_directory: str) -> str:
+async def mps_error(control: str, pipe_directory: str) -> str:
     """Why the MPS control daemon does not answer `get_server_list`; empty when it does.
 
     Its pipe has no documented form, so its own client asks: `echo get_server_list | nvidia-cuda-mps-control`.
     """
+    environ = {**program.ours(), "CUDA_MPS_PIPE_DIRECTORY": pipe_directory}
     try:
-        process = await asyncio.create_subprocess_exec(
-            program,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, "CUDA_MPS_PIPE_DIRECTORY": pipe_directory},
-            start_new_session=True,
-        )
-    except OSError as error:
-        return f"{program} cannot be run: {error.strerror}"
-    try:
-        async with asyncio.timeout(ANSWER_LIMIT):
-            _, said = await process.communicate(b"get_server_list\n")
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        return f"no answer to get_server_list within {ANSWER_LIMIT:g} s"
-    if process.returncode == 0:
+        ran = await program.run([control], ANSWER_LIMIT, environ, given=b"get_server_list\n")
+    except Failed as error:
+        return f"no answer to get_server_list within {ANSWER_LIMIT:g} s" if error.reason == "TimedOut" else str(error)
+    if ran.code == 0:
         return ""
-    words = said.decode(errors="replace").strip().splitlines()
-    return f"get_server_list failed ({process.returncode}): {words[-1][:200] if words else 'it does not say why'}"
+    words = ran.err.decode(errors="replace").strip().splitlines()
+    return f"get_server_list failed ({ran.code}): {words[-1][:200] if words else 'it does not say why'}"
 
 
 # ---------------------------------------------------------------- another manager

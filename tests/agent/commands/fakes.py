@@ -10,7 +10,7 @@ from typing import Any
 
 from bettercompute.agent.v1 import inventory_pb2 as pb
 
-from agent.commands import program
+from agent import program
 from agent.commands.order import Payload
 from agent.config import COMMAND_KINDS, Config
 from agent.errors import FieldError

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from bettercompute.agent.v1 import inventory_pb2 as pb
 
-from agent.commands import diag_dcgm, diag_nvml, gpu_reset, inventory_refresh, node_reboot, program
-from agent.commands.order import Ended, Failed, Node, Order, Payload, Refused
-from agent.errors import FieldError
+from agent import program
+from agent.commands import diag_dcgm, diag_nvml, gpu_reset, inventory_refresh, node_reboot
+from agent.commands.order import Node, Order, Payload
+from agent.errors import Ended, Failed, FieldError, Refused
 from agent.holds import Hold, Holds
 from tests.agent.commands.fakes import FakeNode, FakeOrder
 from tests.agent.processes import driver, process

@@ -14,8 +14,9 @@ from bettercompute.agent.v1 import inventory_pb2 as pb
 
 from agent import helper, open_files
 from agent.commands import gpu_reset, node_reboot, privileged
-from agent.commands.order import Ended, Node, Order, Payload
+from agent.commands.order import Node, Order, Payload
 from agent.config import COMMAND_KINDS, Config
+from agent.errors import Ended
 from tests.agent.commands.fakes import FakeNode, FakeOrder
 
 UUID = "GPU-6e1fd3ab-0c22-4b0e-9a55-000000000001"

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from agent.commands import COMMANDS, runner
-from agent.commands.order import AfterCrash, Failed, Kind, Node, Order, Payload, Refused
+from agent.commands.order import AfterCrash, Kind, Node, Order, Payload
 from agent.commands.runner import Runner
 from agent.commands.store import Record, Store
 from agent.config import COMMAND_KINDS, Config
-from agent.errors import FieldError
+from agent.errors import Failed, FieldError, Refused
 from agent.session.messages import Command, CommandResult
 from tests.agent.commands.fakes import FakeNode
 

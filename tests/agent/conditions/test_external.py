@@ -12,6 +12,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
+import agent.program
 from agent.conditions import external
 from agent.conditions.external import FAILURES, PodResources, foreign_paths, managers, mps_error
 from agent.host import Host
@@ -54,8 +55,28 @@ def test_mps_that_hangs_is_given_up_after_two_seconds(tmp_path: Path, monkeypatc
     assert time.monotonic() - started < 5
 
 
+def test_mps_that_does_not_die_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(external, "ANSWER_LIMIT", 0.2)
+    monkeypatch.setattr(agent.program, "KILL_WAIT", 0.2)
+    monkeypatch.setattr(os, "killpg", lambda group, number: None)  # as in uninterruptible sleep
+    started = time.monotonic()
+
+    async def ask() -> str:
+        said = await mps_error(program(tmp_path, "exec sleep 60"), "/run/mps")
+        await asyncio.sleep(0.2)  # in which the loop hears that it is gone: closing its pipes has killed it
+        return said
+
+    assert asyncio.run(ask()) == "no answer to get_server_list within 0.2 s"
+    assert time.monotonic() - started < 5
+
+
+def test_mps_does_not_get_what_the_service_manager_gave_to_bcd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
+    assert asked(tmp_path, 'cat > /dev/null; [ -z "$NOTIFY_SOCKET" ]') == ""
+
+
 def test_without_the_program_mps_is_down(tmp_path: Path) -> None:
-    assert "cannot be run: No such file" in asyncio.run(mps_error(str(tmp_path / "absent"), "/run/mps"))
+    assert "absent: No such file" in asyncio.run(mps_error(str(tmp_path / "absent"), "/run/mps"))
 
 
 # ---------------------------------------------------------------- another manager

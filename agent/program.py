@@ -9,9 +9,10 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.collection import NOT_INHERITED
-from agent.commands.order import Failed
+from agent.errors import Failed
 
+# What the service manager gave to the daemon and must not reach a child of it: a child could end its notifications.
+NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 KILL_WAIT = 2.0  # seconds that a program has to be gone after SIGKILL
 MAX_OUTPUT = 8 << 20  # bytes
 _PLACES = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -45,17 +46,26 @@ def find(name: str, recorded: bool) -> str:
     return path
 
 
-async def run(argv: Sequence[str], limit: float, environ: Mapping[str, str] | None = None) -> Ran:
-    """Runs a program for at most `limit` seconds. `environ`: all of its environment; None: ours, in plain English.
+def ours() -> dict[str, str]:
+    """Our environment as a program gets it: in plain English, without what is bcd's alone."""
+    return {key: value for key, value in os.environ.items() if key not in NOT_INHERITED} | {"LC_ALL": "C"}
+
+
+async def run(argv: Sequence[str], limit: float, environ: Mapping[str, str] | None = None, given: bytes = b"") -> Ran:
+    """Runs a program for at most `limit` seconds. `environ`: all of its environment; None: `ours()`. `given`: its standard input.
 
     Raises Failed (NotInstalled, TimedOut).
     """
-    if environ is None:
-        environ = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED} | {"LC_ALL": "C"}
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     try:
         process = await asyncio.create_subprocess_exec(
-            *argv, stdin=null, stdout=pipe, stderr=pipe, env=environ, start_new_session=True, limit=MAX_OUTPUT
+            *argv,
+            stdin=pipe if given else null,
+            stdout=pipe,
+            stderr=pipe,
+            env=ours() if environ is None else environ,
+            start_new_session=True,
+            limit=MAX_OUTPUT,
         )
     except OSError as error:
         raise Failed("NotInstalled", f"cannot start {argv[0]}: {error.strerror}") from error
@@ -63,6 +73,9 @@ async def run(argv: Sequence[str], limit: float, environ: Mapping[str, str] | No
     assert process.stderr is not None
     try:
         async with asyncio.timeout(limit):
+            if process.stdin is not None:
+                process.stdin.write(given)
+                process.stdin.close()
             out, err = await asyncio.gather(_read(process.stdout), _read(process.stderr))
             return Ran(await process.wait(), out, err)
     except TimeoutError:
