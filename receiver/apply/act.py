@@ -38,7 +38,6 @@ def act(tx: Connection, node_id: str, amend: Rule, inventory_too: bool = False, 
     if not statement.empty:
         statement.set("plan_rev", expression="nodes.plan_rev + 1")
     statement.run(tx)
-    view.notify(tx, node_id, draft)
     return draft
 
 

@@ -81,11 +81,8 @@ def write(
     """
     statement = Statement(loaded.node_id)
     store.write(statement, loaded, offer, bodies, plan)
-    view.write(statement, loaded.rows, draft, mint)
-    if not statement.run(tx):
-        return False
-    view.notify(tx, loaded.node_id, draft, reported=True)
-    return True
+    view.write(statement, loaded.rows, draft, mint, reported=True)
+    return statement.run(tx)
 
 
 def plan_loaded(loaded: store.Loaded, offer: Offer, sent: Mapping[str, Message], snapshot_id: str) -> InventoryPlan:

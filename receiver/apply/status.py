@@ -45,11 +45,10 @@ def record_status(
         before, draft = _planned(tx, stored, status, handlers, steps, locked)
         statement = Statement(node_id)
         store.write(statement, stored, status, steps)
-        view.write(statement, before, draft, mint)
+        view.write(statement, before, draft, mint, reported=True)
         if statement.empty:
             return True
     statement.run(tx)
-    view.notify(tx, node_id, draft, reported=True)
     tell(draft.events)
     return True
 

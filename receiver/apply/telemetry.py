@@ -41,5 +41,4 @@ def record_host_pressure(
     statement = Statement(node_id)
     view.write(statement, before, draft, mint)
     statement.run(tx)
-    view.notify(tx, node_id, draft)
     return True

@@ -62,12 +62,6 @@ def write(statement: Statement, draft: Draft, mint: Mint) -> None:
         statement.add("ends", _END, [asdict(one) for one in draft.ends])
 
 
-def notify(tx: Connection, node_id: str, draft: Draft) -> None:
-    """Has the node's session look for its commands, when the transaction commits."""
-    if draft.commands:
-        tx.execute("SELECT pg_notify(%s, %s)", [CHANNEL, node_id])
-
-
 def due(tx: Connection, after: str, limit: int) -> list[str]:
     """The nodes, behind `after` in the order of their ids, whose acceptance time alone brings further."""
     limits = jsonb({kind: check.limit for kind, check in CHECKS.items()})

@@ -1,4 +1,4 @@
-"""Conditions and reasons of many nodes: loaded in one statement, written in three. (All of a node's rows: view.py.)"""
+"""Conditions and reasons of many nodes: loaded in one statement, written in four. (All of a node's rows: view.py.)"""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
@@ -8,6 +8,7 @@ from receiver.ids import Mint
 from receiver.planning.view import ConditionRow, Draft, Facts, Node
 from receiver.store import view
 from receiver.store.database import Connection
+from receiver.store.statement import NOTICES, NOTIFY
 from receiver.store.words import jsonb
 
 _REASONS = ("no_schedule_reasons", "would_no_schedule")
@@ -37,6 +38,8 @@ SELECT e.id, n.tenant_id, n.pool_id, n.id, e.type, e.payload
 FROM ROWS FROM (jsonb_to_recordset(%s) AS (id text, node text, type text, payload jsonb))
   WITH ORDINALITY AS e(id, node, type, payload, number) JOIN nodes n ON n.id = e.node ORDER BY e.number
 """
+
+_NOTIFY = f"SELECT {NOTIFY} FROM (SELECT jsonb_build_object('{NOTICES}', %s::jsonb) AS d) AS doc"
 
 
 def plainly(tx: Connection) -> None:
@@ -80,11 +83,11 @@ def write(tx: Connection, changed: Mapping[str, tuple[Draft, Draft]], mint: Mint
         for node_id, (_, after) in changed.items()
         for one in after.events
     ]
-    for sql, rows in ((_WRITE_CONDITIONS, conditions), (_WRITE_NODES, nodes), (_WRITE_EVENTS, events)):
+    notices = [one for node_id, (_, after) in changed.items() for one in view.notices(node_id, after)]
+    written = ((_WRITE_CONDITIONS, conditions), (_WRITE_NODES, nodes), (_WRITE_EVENTS, events), (_NOTIFY, notices))
+    for sql, rows in written:
         if rows:
             tx.execute(sql, [jsonb(rows)])
-    for node_id, (_, after) in changed.items():
-        view.notify(tx, node_id, after)
 
 
 def _reasons(node: Node) -> dict[str, list[dict[str, str]]]:

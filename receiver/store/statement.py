@@ -10,8 +10,13 @@ from typing import Any
 
 from receiver.store.database import Connection
 from receiver.store.words import jsonb
+from receiver.values import Payload
 
 NODE = "node"
+NOTICES = "notices"
+# Sends what the document has as notices, (channel, payload), when the transaction commits.
+NOTIFY = f"""(SELECT count(pg_notify(one.channel, one.payload))
+  FROM jsonb_to_recordset(d -> '{NOTICES}') AS one(channel text, payload text))"""
 
 
 @dataclass(slots=True)
@@ -29,6 +34,7 @@ class Statement:
     columns: dict[str, Any] = field(default_factory=dict)
     expressions: dict[str, str] = field(default_factory=dict)
     arguments: dict[str, Any] = field(default_factory=dict)
+    notices: list[Payload] = field(default_factory=list)
 
     def add(self, name: str, sql: str, value: Any = None) -> None:
         """An arm, and what it reads of the document as `d -> '<name>'`."""
@@ -48,10 +54,11 @@ class Statement:
         return not self.arms and not self.columns
 
     def run(self, tx: Connection) -> bool:
-        """Writes. False: the guard did not hold, and nothing was written."""
-        if self.empty:
+        """Writes and, at commit, notifies. False: the guard did not hold, and nothing was written."""
+        if self.empty and not self.notices:
             return True
-        document = {**self.doc, NODE: self.columns} if self.columns else self.doc
+        also = ((NODE, self.columns), (NOTICES, self.notices))
+        document = {**self.doc, **{name: value for name, value in also if value}}
         arguments = {"node": self.node_id, **self.arguments, "doc": jsonb(document)}
         return tx.execute(self._text(), arguments, prepare=True).rowcount == 1
 
@@ -59,7 +66,7 @@ class Statement:
         guard = f" WHERE {self.guard}" if self.guard else ""
         arms = {"doc": f"MATERIALIZED (SELECT d FROM (SELECT %(doc)s::jsonb AS d) given{guard})", **self._wrapped()}
         listed = ",\n".join(f"{name} AS {sql}" for name, sql in arms.items())
-        return f"WITH {listed}\nSELECT FROM doc"
+        return f"WITH {listed}\nSELECT {NOTIFY if self.notices else ''} FROM doc"
 
     def _wrapped(self) -> Mapping[str, str]:
         arms = {f"arm_{name}": f"({sql})" for name, sql in self.arms.items()}

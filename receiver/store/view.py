@@ -17,8 +17,8 @@ from receiver.store.database import Connection
 from receiver.store.nodes import lock_node
 from receiver.store.statement import Statement
 from receiver.store.table import Table
-from receiver.store.words import differ, jsonb
-from receiver.values import RUN_ENDED
+from receiver.store.words import differ
+from receiver.values import RUN_ENDED, Payload
 
 RESERVATIONS = "bc_reservations"
 REMEDIATION = "bc_remediation"  # a run of this node is queued, or may go on
@@ -212,8 +212,11 @@ def with_others(
     return replace(facts, owners={**facts.owners, **owned}, same_key=tuple(holders or ()))
 
 
-def write(statement: Statement, before: Draft, after: Draft, mint: Mint) -> None:
-    """Adds to a statement what differs between two drafts, and what the second one tells. Its orders become runs."""
+def write(statement: Statement, before: Draft, after: Draft, mint: Mint, reported: bool = False) -> None:
+    """Adds to a statement what differs between two drafts, and what the second one tells. Its orders become runs.
+
+    `reported`: the node itself has told something new, which a repair may wait for.
+    """
     place(after, mint)
     attempts.write(statement, after, mint)
     for table in TABLES:
@@ -239,6 +242,7 @@ def write(statement: Statement, before: Draft, after: Draft, mint: Mint) -> None
         statement.add("turns", _INSERT_TURNS, turns)
     if after.faults != before.faults:
         statement.add("faults_forgotten", _FORGET_FAULTS)
+    statement.notices += notices(statement.node_id, after, reported)
 
 
 def publish(statement: Statement, draft: Draft, mint: Mint) -> None:
@@ -248,17 +252,18 @@ def publish(statement: Statement, draft: Draft, mint: Mint) -> None:
         statement.add("events", _INSERT_EVENTS, {"pool": draft.node.pool_id, "rows": listed})
 
 
-def notify(tx: Connection, node_id: str, draft: Draft, reported: bool = False) -> None:
-    """Sends the draft's notices when the transaction commits, and wakes who repairs when something came of this node's faults.
-
-    `reported`: the node itself has told something new, which a repair may wait for.
-    """
-    if draft.orders or draft.turns or (draft.runs and (reported or draft.events)):
-        tx.execute("SELECT pg_notify(%s, %s)", [REMEDIATION, node_id])
-    attempts.notify(tx, node_id, draft)
+def notices(node_id: str, draft: Draft, reported: bool = False) -> list[Payload]:
+    """What the commit notifies of, as channel and payload: the draft's notices; who repairs, when something came of this node's
+    faults; the node's session, which looks for its commands."""
+    woken = {
+        REMEDIATION: draft.orders or draft.turns or (draft.runs and (reported or draft.events)),
+        attempts.CHANNEL: draft.commands,
+    }
     told = [{"reason": one.reason, "deviceId": one.device_id, "nodeId": node_id} for one in draft.notices]
-    if told:
-        tx.execute(f"SELECT pg_notify('{RESERVATIONS}', value::text) FROM jsonb_array_elements(%s)", [jsonb(told)])
+    return [
+        *({"channel": channel, "payload": node_id} for channel, so in woken.items() if so),
+        *({"channel": RESERVATIONS, "payload": one} for one in told),
+    ]
 
 
 _INSERT_EVENTS = """INSERT INTO events (id, tenant_id, pool_id, node_id, type, payload)
