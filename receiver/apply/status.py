@@ -12,7 +12,6 @@ from receiver.planning.view import Draft, Facts
 from receiver.store import status as store
 from receiver.store import view
 from receiver.store.database import Connection
-from receiver.store.nodes import lock_node
 from receiver.store.statement import Statement
 from receiver.values import STATUS_HANDLERS, Event, Status
 
@@ -27,18 +26,18 @@ def record_status(
     handlers: Collection[str] = STATUS_HANDLERS,
     mint: ids.Mint = ids.mint,
     tell: Callable[[Sequence[Event]], None] = lambda events: None,
+    changed: bool = False,
 ) -> bool:
     """Records a report of the session with this epoch. False: another session has the node, nothing was recorded.
 
     Sections that the report says are missing are kept with their error and the last snapshot that has them; those that it
     does not name any more are there again. Conditions are what the report says; XIDs are counted and judged. `handlers`: those
-    of STATUS_HANDLERS that are in force; `tell` is given the events that were written.
+    of STATUS_HANDLERS that are in force; `tell` is given the events that were written. `changed`: it is not what this session
+    reported before, so the node is locked at once, and not looked at twice.
     Raises LookupError for a node that does not exist.
     """
-    for locked in (False, True):
-        if locked:
-            lock_node(tx, node_id)
-        stored = store.load(tx, node_id)
+    for locked in (True,) if changed else (False, True):
+        stored = store.load(tx, node_id, locked)
         if stored.facts.epoch != epoch:
             return False
         steps = _missing(stored, status)

@@ -151,13 +151,14 @@ class Jobs:
         """Records a report when it is news, and what telemetry came to with it when that is."""
         plan_rev, node_id, epoch = stream.plan_rev, stream.node_id, stream.epoch
         concluded, news = stream.telemetry.concluded, stream.judged != (job.status, plan_rev)
+        changed = stream.judged is not None and stream.judged[0] != job.status
         told: list[Event] = []
 
         def record(tx: Connection) -> bool:
             told.clear()  # of a try that lost a race
-            return (not news or status.record_status(tx, node_id, epoch, job.status, self.handlers, tell=told.extend)) and (
-                not concluded or telemetry.record_host_pressure(tx, node_id, concluded, epoch)
-            )
+            return (
+                not news or status.record_status(tx, node_id, epoch, job.status, self.handlers, tell=told.extend, changed=changed)
+            ) and (not concluded or telemetry.record_host_pressure(tx, node_id, concluded, epoch))
 
         if await self.transaction(record):
             self.registry.told(stream, told)

@@ -9,6 +9,7 @@ from receiver.planning.view import Draft, Facts
 from receiver.store import missing, view
 from receiver.store.database import Connection
 from receiver.store.hashes import unpack
+from receiver.store.nodes import lock_node
 from receiver.store.statement import Statement
 from receiver.values import KernelLog, Status
 
@@ -39,9 +40,13 @@ class Stored:
     rows: Draft
 
 
-def load(tx: Connection, node_id: str) -> Stored:
-    """Raises LookupError for a node that does not exist."""
-    row = tx.execute(_LOAD, [node_id], prepare=True).fetchone()
+def load(tx: Connection, node_id: str, locked: bool = False) -> Stored:
+    """`locked`: the node's row is locked first, until the transaction ends. Raises LookupError for a node that does not exist."""
+    with tx.pipeline():  # one round trip, also with what begins the transaction
+        if locked:
+            lock_node(tx, node_id)
+        found_node = tx.execute(_LOAD, [node_id], prepare=True)
+    row = found_node.fetchone()
     if row is None:
         raise LookupError(f"no node {node_id}")
     digest, collected, log, abandoned, applied_digest, applied_id, absent, applied, baselines, found = row
@@ -59,8 +64,9 @@ def load(tx: Connection, node_id: str) -> Stored:
 
 def write(statement: Statement, stored: Stored, status: Status, steps: Sequence[object]) -> None:
     """Adds what the report says of the node as a whole to a statement, where it differs, and the steps of missing sections."""
+    before = _columns(stored.status)
     for column, value in _columns(status).items():
-        if value != _columns(stored.status)[column]:
+        if value != before[column]:
             statement.set(column, value)
     if status.collected_at not in (None, stored.status.collected_at) and status.digest == stored.current.applied_digest:
         statement.set("inventory_rev", expression="nodes.inventory_rev + 1")

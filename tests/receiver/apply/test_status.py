@@ -1,6 +1,8 @@
 """Status reports write what changed and nothing else (SPEC A3)."""
 
 import json
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -190,23 +192,56 @@ class Counting(psycopg.Connection[Any]):
 
 
 @pytest.mark.parametrize(
-    ("status", "statements"),
+    ("status", "statements", "changed"),
     [
-        (STATUS, 1),
-        (replace(STATUS, conditions=(DOWN,)), 4),
-        (replace(STATUS, conditions=(DOWN, REPLAY), faults=(SXID,), missing=(Missing("disks", "Hang"),)), 4),
-        (replace(STATUS, faults=(replace(XID, number=13),)), 5),
+        (STATUS, 1, False),
+        (replace(STATUS, conditions=(DOWN,)), 4, False),
+        (replace(STATUS, conditions=(DOWN,)), 3, True),
+        (replace(STATUS, conditions=(DOWN, REPLAY), faults=(SXID,), missing=(Missing("disks", "Hang"),)), 4, False),
+        (replace(STATUS, faults=(replace(XID, number=13),)), 5, False),
+        (replace(STATUS, faults=(replace(XID, number=13),)), 4, True),
     ],
 )
-def test_a_report_is_one_statement_and_what_it_changes_is_written_in_one(database: str, status: Status, statements: int) -> None:
-    """Those of a change: load, lock, load again, write. What others have of a GPU that is none of the node's: one more."""
+def test_a_report_is_one_statement_and_what_it_changes_is_written_in_one(
+    database: str, status: Status, statements: int, changed: bool
+) -> None:
+    """Those of a change: load, lock, load again, write; or, where it is known for one, lock, load, write. What others have of a
+    GPU that is none of the node's: one more."""
     with Counting.connect(database) as tx:
         epoch = join(tx)
         apply(tx, host())
         record_status(tx, NODE, epoch, STATUS)
         before = Counting.statements
-        record_status(tx, NODE, epoch, status)
+        record_status(tx, NODE, epoch, status, changed=changed)
         assert Counting.statements - before == statements
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_report_is_judged_by_what_whoever_held_the_node_has_left(database: str, changed: bool) -> None:
+    status = replace(STATUS, faults=(XID,), conditions=(DOWN,))
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    with (
+        psycopg.connect(database) as tx,
+        psycopg.connect(database) as other,
+        psycopg.connect(database, autocommit=True) as looking,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        epoch = join(tx)
+        tx.commit()
+        record_status(tx, NODE, epoch, status)
+        second = threads.submit(record_status, other, NODE, epoch, status, changed=changed)
+        wait_until(lambda: looking.execute(waiting).fetchone() == (1,))
+        tx.commit()
+        assert second.result(10)
+        other.commit()
+        assert [len(payloads(tx, kind)) for kind in ("node.xid", "node.condition.changed")] == [1, 2]
+
+
+def wait_until(so: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_a_change_is_one_transaction(database: str) -> None:

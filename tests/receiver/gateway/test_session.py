@@ -15,6 +15,7 @@ from bettercompute.contract.sections import digest, encode, section_hash
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from psycopg_pool import PoolTimeout
 
+from receiver.apply import status as status_module
 from receiver.gateway import jobs as jobs_module
 from receiver.gateway import limits
 from receiver.gateway.heartbeat import beat
@@ -227,6 +228,29 @@ async def test_a_report_that_changes_nothing_touches_no_row_but_last_seen(served
         before = len(judged)
         await daemon.report()
         await until("the report to be judged again", lambda: len(judged) > before)
+
+
+@live
+async def test_a_report_is_judged_under_the_lock_at_once_where_its_session_has_said_something_else_before(served: Live) -> None:
+    """Not the first one of a session, and not one that is judged again because somebody else has written."""
+    daemon, known = served.daemon(), list[bool]()
+    await daemon.connect()
+    record = status_module.record_status
+
+    def noting(*arguments: Any, **named: Any) -> bool:
+        known.append(named["changed"])
+        return record(*arguments, **named)
+
+    with patch.object(status_module, "record_status", noting):
+        await daemon.report()
+        daemon.set_condition("RebootRequired")
+        await daemon.report()
+        await daemon.dealt_with()
+        served.rows("UPDATE nodes SET plan_rev = plan_rev + 1 RETURNING 1")
+        await beat(served.receiver.registry, served.receiver.jobs)
+        await daemon.report()
+        await daemon.dealt_with()
+    assert known == [False, True, False]
 
 
 @live
