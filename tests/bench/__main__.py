@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import Row, applies, collection, history, idle, reading, repairs, sessions, soak, xid
+from tests.bench import Row, applies, collection, history, idle, mixed, reading, repairs, sessions, soak, xid
 
 BENCHES: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
     "collection": lambda options: collection.rows(),
@@ -19,6 +19,7 @@ BENCHES: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
     "messages": lambda options: sessions.messages(),
     "first-contact": lambda options: sessions.first_contact(),
     "faults": lambda options: sessions.faults(),
+    "mixed": lambda options: mixed.rows(),
     "full": lambda options: sessions.full(),
     "sessions": lambda options: sessions.rows(options.nodes, options.seconds),
     "history": lambda options: history.rows(),

@@ -30,7 +30,7 @@ from receiver.store.embedded import start
 from receiver.store.hashes import binary
 from receiver.values import HelloFacts, Offer, SectionRef
 from tests.bench import Row
-from tests.bench.fleet import own, recorded
+from tests.bench.fleet_hosts import own, recorded
 
 NODES, GPUS = 400, 8
 CONNECTIONS, WARM = 8, 6  # and applies of each connection that are not measured

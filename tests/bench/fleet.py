@@ -10,7 +10,9 @@ What a plan asks for is done when a line of JSON on stdin says so; each is answe
     {"do": "saturate", "seconds": 10}       heartbeats without a pause: how many were sent
     {"do": "fail", "nodes": 1500, "within": 1.0}   so many report an Xid 79 within this time: when each was sent
     {"do": "back", "seconds": 90}           until all have a session of another epoch: seconds of each since the first was lost
-    {"do": "expected"}                      every condition that the nodes have caused
+    {"do": "mix", "seconds": 60, "fail": 0.1, "change": 0.2, "lose": 0.3}   at any time of it these shares of the nodes report an
+                                            Xid 79, have another disk, lose their connection; until all is said and applied
+    {"do": "expected"}                      every condition that the nodes have caused, and the digest of what each has
 """
 
 import asyncio
@@ -22,7 +24,6 @@ import resource
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,87 +31,16 @@ import grpc
 from bettercompute.agent.v1 import inventory_pb2
 from bettercompute.agent.v1 import session_pb2 as pb
 from bettercompute.agent.v1.session_pb2_grpc import AgentServiceStub
-from bettercompute.contract.sections import SECTIONS, decode, digest, encode, section_hash
-from google.protobuf.timestamp_pb2 import Timestamp
+from bettercompute.contract.sections import decode
 
-from agent.collectors import collect
-from agent.recorded import open_host, open_nvml
 from agent.session import messages as m
 from agent.session import reconnect
-from tests.hosts_catalog import HOSTS
+from tests.bench.fleet_hosts import offer, own, recorded
+from tests.bench.fleet_node import Node
 
-HOST = "h100-sxm-8"
 AT_ONCE = 96  # connections that are being opened: each costs both sides a handshake
-COLLECTED = Timestamp(seconds=1_760_000_000)
 OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0), ("grpc.keepalive_time_ms", 301_000))
 Answer = dict[str, Any]
-
-
-def own(first: Mapping[str, bytes], number: int) -> dict[str, bytes]:
-    """The same machine with identities of its own."""
-    gpus, system, nics = (decode(name, first[name]) for name in ("gpus", "system", "nics"))
-    assert isinstance(gpus, inventory_pb2.GpusSection)
-    assert isinstance(system, inventory_pb2.SystemSection)
-    assert isinstance(nics, inventory_pb2.NicsSection)
-    for gpu in gpus.gpus:
-        gpu.uuid = f"GPU-{number:08x}{gpu.uuid[12:]}"
-        gpu.serial = f"{gpu.serial}{number:08d}"
-    system.serial, system.product_uuid = f"S{number:08d}", f"{number:08x}-0000-1000-8000-3cecef000001"
-    for place, nic in enumerate(nics.nics):
-        nic.permanent_mac = f"b8:3f:{number >> 16 & 255:02x}:{number >> 8 & 255:02x}:{number & 255:02x}:{place:02x}"
-    return {**first, "gpus": encode(gpus), "system": encode(system), "nics": encode(nics)}
-
-
-def recorded() -> dict[str, bytes]:
-    """The sections of the recorded host."""
-    host, nvml = open_host(HOSTS[HOST]), open_nvml(HOSTS[HOST])
-    return {name: encode(collect(name, host, nvml)) for name in SECTIONS}
-
-
-@dataclass(slots=True)
-class Node:
-    """One node. `identity`: its certificate and key (PEM), or None: it is taken at its word."""
-
-    number: int
-    node_id: str
-    identity: tuple[bytes, bytes] | None
-    epoch: int = 0
-    place: int = 0  # attempts so far: several targets are tried in turn
-    seq: int = 0
-    digest: str = ""
-    condition: pb.Condition | None = None
-    lost_at: float = 0.0
-    channel: grpc.aio.Channel | None = None
-    call: Any = None
-    saying: asyncio.Lock = field(default_factory=asyncio.Lock)
-    welcomed: asyncio.Event = field(default_factory=asyncio.Event)
-    results: asyncio.Queue[pb.InventoryResult] = field(default_factory=asyncio.Queue)
-
-    async def say(self, **message: object) -> None:
-        """Sends one message; one on a stream that is over is lost. Two at once would be the end of the call."""
-        async with self.saying:
-            with contextlib.suppress(grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
-                await self.call.write(pb.SessionRequest(**message))  # type: ignore[arg-type]
-
-    async def report(self, rng: random.Random) -> None:
-        """A status report, as bcd's: with its time, and with a sample of pressure that is another one each time."""
-        self.seq += 1
-        await self.say(
-            status_report=pb.StatusReport(
-                seq=self.seq,
-                sent_at=_now(),
-                digest=self.digest,
-                collected_at=COLLECTED,
-                conditions=[self.condition] if self.condition else [],
-                pressure=pb.Pressure(cpu=5 * rng.random(), memory=rng.random(), io=rng.random(), number=self.seq),
-                kernel_log=pb.KernelLog(available=True, complete=True),
-            )
-        )
-
-    async def answered(self) -> None:
-        """Until all that was sent is handled: an offer that is answered at once, without the database."""
-        await self.say(inventory_offer=pb.InventoryOffer(digest="of nothing"))
-        await self.results.get()
 
 
 class Players:
@@ -146,6 +76,7 @@ class Players:
                 node.lost_at = time.monotonic()
                 self.lost_first = self.lost_first or node.lost_at
             node.welcomed.clear()
+            node.ended(None)
             await asyncio.sleep(reconnect.delay(end, failures, self.rng.random()))
 
     async def _session(self, node: Node) -> m.SessionEnd | None:
@@ -181,14 +112,13 @@ class Players:
         if node.epoch:
             hello.previous_epoch = node.epoch
         await node.say(hello=hello)
-        try:
-            message = await asyncio.wait_for(node.call.read(), 30)
-        except (grpc.RpcError, TimeoutError, asyncio.InvalidStateError):
-            return
-        if isinstance(message, pb.SessionResponse) and message.HasField("welcome"):
+        message = None
+        with contextlib.suppress(TimeoutError):
+            message = await asyncio.wait_for(node.hear(), 30)
+        if message is not None and message.HasField("welcome"):
             node.epoch, node.seq = message.welcome.epoch, 0
             node.welcomed.set()
-        elif isinstance(message, pb.SessionResponse):
+        elif message is not None:
             self._end(message.session_end)
 
     def _end(self, end: pb.SessionEnd | None) -> m.SessionEnd | None:
@@ -207,20 +137,15 @@ class Players:
             await node.report(self.rng)
 
     async def _listen(self, node: Node) -> m.SessionEnd | None:
-        try:
-            while isinstance(message := await node.call.read(), pb.SessionResponse):
-                if message.HasField("session_end"):
-                    return self._end(message.session_end)
-                if message.HasField("inventory_result"):
-                    node.results.put_nowait(message.inventory_result)
-                elif message.inventory_request.sections:
-                    request = message.inventory_request
-                    for name in request.sections:
-                        data = self.offers[node.node_id][name]
-                        chunk = pb.InventorySections(digest=request.digest, name=name, data=data, last=True)
-                        await node.say(inventory_sections=chunk)
-        except (grpc.RpcError, asyncio.InvalidStateError):
-            pass
+        while message := await node.hear():
+            if message.HasField("session_end"):
+                return self._end(message.session_end)
+            if message.HasField("inventory_result"):
+                node.ended(message.inventory_result)
+            for name in message.inventory_request.sections:
+                data = self.offers[node.node_id][name]
+                chunk = pb.InventorySections(digest=message.inventory_request.digest, name=name, data=data, last=True)
+                await node.say(inventory_sections=chunk)
         return None
 
     # ---- what a plan asks for
@@ -253,20 +178,26 @@ class Players:
 
         async def one(node: Node) -> None:
             async with places:
-                bodies = self.offers[node.node_id] = own(self.first, node.number)
-                epoch, status = node.epoch, "unanswered"
-                await node.say(inventory_offer=_offer(node, bodies))
-                with contextlib.suppress(TimeoutError):
-                    result = await asyncio.wait_for(node.results.get(), 60)
-                    status = pb.InventoryStatus.Name(result.status).removeprefix("INVENTORY_STATUS_").lower()
-                if (node.epoch, node.welcomed.is_set()) != (epoch, True):
-                    status += ", its session lost"
+                status, _ = await self._offered(node)
                 statuses[status] = statuses.get(status, 0) + 1
-                del self.offers[node.node_id]
 
         began = time.monotonic()
         await asyncio.gather(*(one(node) for node in self.nodes))
         return {"seconds": time.monotonic() - began, "statuses": statuses}
+
+    async def _offered(self, node: Node) -> tuple[str, float]:
+        """A node offers what it has: how that ended, in a word, and seconds until it may try again."""
+        bodies = self.offers[node.node_id] = own(self.first, node.number, node.revision)
+        message = offer(node.number, bodies)
+        node.digest, result, status = message.digest, None, "unanswered"
+        with contextlib.suppress(TimeoutError):
+            result = await asyncio.wait_for(node.offer(message), 60)
+            status = "session lost"
+        del self.offers[node.node_id]
+        if result is None:
+            return status, 0.0
+        status = pb.InventoryStatus.Name(result.status).removeprefix("INVENTORY_STATUS_").lower()
+        return status, result.retry_after.ToTimedelta().total_seconds()
 
     async def beats(self, do: Mapping[str, Any]) -> Answer:
         """Heartbeats go on; each second some nodes ask for an answer that needs no database: an offer that is refused at once."""
@@ -303,28 +234,56 @@ class Players:
 
     async def fail(self, do: Mapping[str, Any]) -> Answer:
         """Some nodes report an Xid 79 of their first GPU."""
-        chosen, within = self.nodes[: int(do["nodes"])], float(do["within"])
-        gpus = decode("gpus", self.first["gpus"])
-        assert isinstance(gpus, inventory_pb2.GpusSection)
-        gpu, sent = gpus.gpus[0], {}
+        chosen, within, sent = self.nodes[: int(do["nodes"])], float(do["within"]), {}
         began = time.monotonic()
 
         async def one(place: int, node: Node) -> None:
             await asyncio.sleep(within * place / len(chosen))
-            uuid = f"GPU-{node.number:08x}{gpu.uuid[12:]}"
-            node.condition = pb.Condition(
-                type="Xid79",
-                status=pb.CONDITION_STATUS_TRUE,
-                device_id=uuid,
-                bus_id=gpu.bus_id,
-                count=1,
-                message="79, fallen off",
-            )
             sent[node.node_id] = time.time()
-            await node.report(self.rng)
+            await self._fail(node)
 
         await asyncio.gather(*(one(place, node) for place, node in enumerate(chosen)))
         return {"seconds": time.monotonic() - began, "sent": sent}
+
+    async def _fail(self, node: Node) -> None:
+        gpus = decode("gpus", self.first["gpus"])
+        assert isinstance(gpus, inventory_pb2.GpusSection)
+        node.condition = pb.Condition(
+            type="Xid79",
+            status=pb.CONDITION_STATUS_TRUE,
+            device_id=f"GPU-{node.number:08x}{gpus.gpus[0].uuid[12:]}",
+            bus_id=gpus.gpus[0].bus_id,
+            count=1,
+            message="79, fallen off",
+        )
+        await node.report(self.rng)
+
+    async def _change(self, node: Node) -> None:
+        """Another disk; offered until the receiver has it, as bcd does."""
+        node.revision += 1
+        while True:
+            await node.welcomed.wait()
+            status, wait = await self._offered(node)
+            if status in ("applied", "unchanged"):
+                return
+            await asyncio.sleep(wait)
+
+    async def _lose(self, node: Node) -> None:
+        node.lose()
+
+    async def mix(self, do: Mapping[str, Any]) -> Answer:
+        """What happens to a fleet, at random times and in any order."""
+        kinds = {"fail": self._fail, "change": self._change, "lose": self._lose}
+        began, seconds = time.monotonic(), float(do["seconds"])
+
+        async def one(node: Node, happens: Callable[[Node], Awaitable[None]]) -> None:
+            await asyncio.sleep(seconds * self.rng.random())
+            await happens(node)
+
+        chosen = {kind: self.rng.sample(self.nodes, int(len(self.nodes) * do[kind])) for kind in kinds}
+        await asyncio.gather(*(one(node, kinds[kind]) for kind, nodes in chosen.items() for node in nodes))
+        await self._all_welcomed(60, began)
+        return {"seconds": time.monotonic() - began, **{kind: len(nodes) for kind, nodes in chosen.items()}}
 
     async def back(self, do: Mapping[str, Any]) -> Answer:
         """The receiver was away: until all nodes have a session again. To be asked while they lose it."""
@@ -340,7 +299,8 @@ class Players:
     async def expected(self, do: Mapping[str, Any]) -> Answer:
         """What the nodes have caused."""
         caused = [(one.node_id, one.condition.type, one.condition.device_id) for one in self.nodes if one.condition]
-        return {"conditions": caused, "rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+        digests = [(one.node_id, one.digest) for one in self.nodes]
+        return {"conditions": caused, "digests": digests, "rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
 DO: Mapping[str, Callable[[Players, Mapping[str, Any]], Awaitable[Answer]]] = {
@@ -350,24 +310,9 @@ DO: Mapping[str, Callable[[Players, Mapping[str, Any]], Awaitable[Answer]]] = {
     "saturate": Players.saturate,
     "fail": Players.fail,
     "back": Players.back,
+    "mix": Players.mix,
     "expected": Players.expected,
 }
-
-
-def _now() -> Timestamp:
-    now = Timestamp()
-    now.GetCurrentTime()
-    return now
-
-
-def _offer(node: Node, bodies: Mapping[str, bytes]) -> pb.InventoryOffer:
-    hashes = {name: section_hash(data) for name, data in bodies.items()}
-    node.digest = digest(hashes)
-    sections = [
-        pb.SectionOffer(name=name, schema_version=SECTIONS[name].schema_version, hash=hashes[name], size=len(bodies[name]))
-        for name in sorted(bodies)
-    ]
-    return pb.InventoryOffer(digest=node.digest, sections=sections, boot_id=f"boot {node.number}", trigger="boot")
 
 
 def _p(values: Iterable[float], share: float) -> float:

@@ -106,7 +106,6 @@ class World:
     def __exit__(self, *_: object) -> None:
         for one in self.players:
             one.popen.kill()
-            one.popen.wait()
         for process in self.processes:
             process.kill()
         self.ends.close()
@@ -162,8 +161,9 @@ class World:
         path = self.base / f"plan-{first}-{nodes}.json"
         path.write_text(json.dumps(plan))
         argv = [sys.executable, "-m", "tests.bench.fleet", str(path)]
-        log = (self.base / f"players-{first}.log").open("a")
-        popen = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=Path.cwd())
+        with (self.base / f"players-{first}.log").open("a") as log:
+            popen = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=Path.cwd())
+        self.ends.enter_context(popen)
         self.players.append(Players(popen))
         return self.players[-1]
 
@@ -202,6 +202,11 @@ class World:
         there = {tuple(row) for row in self.tx.execute("SELECT node_id, type, device_id FROM conditions WHERE status = 'true'")}
         wanted = {tuple(row) for row in caused}
         return len(wanted - there), len(there - wanted)
+
+    def behind(self, digests: Iterable[Sequence[str]]) -> int:
+        """How many nodes have an inventory that is not the applied one."""
+        applied = {tuple(row) for row in self.tx.execute("SELECT id, applied_digest FROM nodes")}
+        return len({tuple(row) for row in digests} - applied)
 
 
 @contextlib.contextmanager

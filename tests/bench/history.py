@@ -23,7 +23,7 @@ from receiver.store import database as db
 from receiver.store.embedded import start
 from receiver.store.hashes import binary, pack
 from tests.bench import Row
-from tests.bench.fleet import recorded
+from tests.bench.fleet_hosts import recorded
 
 NODES, EACH = 10_000, 100
 QUESTIONS = 300

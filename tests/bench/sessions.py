@@ -16,7 +16,7 @@ from bettercompute.contract.sections import section_hash
 
 from receiver.store import database as db
 from tests.bench import Row
-from tests.bench.fleet import own, recorded
+from tests.bench.fleet_hosts import own, recorded
 from tests.bench.fleet_world import SETTLE, Players, World, statements
 from tests.end_to_end.processes import Process, cpu, rss
 
