@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 PROTOCOL = "0.3"  # the newest version of the session protocol that this receiver speaks
 
@@ -208,8 +208,7 @@ class Fault:
         return ("Xid" if self.kind == "xid" else "SXid") + str(self.number)
 
 
-@dataclass(frozen=True, slots=True)
-class Pressure:
+class Pressure(NamedTuple):
     """A node's load in percent: `some avg10` of the kernel's pressure files, and the share of CPU time stolen.
 
     `number`: the same with each report that repeats a sample; 0: no report repeats one.

@@ -25,7 +25,8 @@ MOVING = ("seq", "sent_at", "pressure")  # of a report: what differs with each, 
 KEPT = 16 << 10  # bytes of a report
 LOOKED_AT = 4 * limits.SECTIONS.most  # sections of an offer: it is refused for fewer, and a message has room for two millions
 RESULT = 256 << 10  # characters of a command's payload; bcd sends a quarter of it, and four MiB of JSON hold up all streams
-Between = tuple[datetime, datetime]
+Between = tuple[float, float]  # seconds since 1970
+YEAR_10000 = 253_402_300_800  # begins so many seconds after 1970, and no datetime is in it
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 END_REASONS = {
@@ -120,8 +121,7 @@ def _hello(hello: pb.Hello) -> m.Hello:
 
 
 def _report(report: pb.StatusReport, said: Said, came: Between | None) -> m.Report:
-    seq = report.seq
-    sent_at = _time(report.sent_at, "StatusReport.sent_at") if report.HasField("sent_at") else None
+    sent_at = _seconds(report.sent_at, "StatusReport.sent_at") if report.HasField("sent_at") else None
     pressure = _pressure(report.pressure) if report.HasField("pressure") else None
     for name in MOVING:
         report.ClearField(name)  # type: ignore[arg-type]
@@ -129,8 +129,8 @@ def _report(report: pb.StatusReport, said: Said, came: Between | None) -> m.Repo
     if data != said.data:
         said.status, said.bad = _status(report)
         said.data = data if len(data) <= KEPT else None
-    offset = clock.offset(sent_at, *came) if sent_at and came else None
-    return m.Report(seq, sent_at, said.status, said.bad, pressure, offset)
+    offset = None if sent_at is None or came is None else clock.offset(sent_at, *came)
+    return m.Report(said.status, said.bad, pressure, offset)
 
 
 def _status(report: pb.StatusReport) -> tuple[values.Status, tuple[str, ...]]:
@@ -231,14 +231,17 @@ def _clean(text: str) -> str:
     return text.replace("\0", "")
 
 
+def _seconds(stamp: Timestamp, name: str) -> float:
+    """Since 1970."""
+    seconds = stamp.seconds + stamp.nanos / 1e9
+    if not 0 <= seconds < YEAR_10000:
+        raise BadMessage(f"{name} is {stamp.seconds} s after 1970: before it, or no time of any calendar")
+    return seconds
+
+
 def _time(stamp: Timestamp, name: str) -> datetime:
-    try:
-        moment = EPOCH + timedelta(seconds=stamp.seconds, microseconds=stamp.nanos // 1000)
-    except OverflowError as error:
-        raise BadMessage(f"{name} is {stamp.seconds} s after 1970: no time of any calendar") from error
-    if moment < EPOCH:
-        raise BadMessage(f"{name} is {moment.isoformat()}, before 1970")
-    return moment
+    _seconds(stamp, name)
+    return EPOCH + timedelta(seconds=stamp.seconds, microseconds=stamp.nanos // 1000)
 
 
 @singledispatch

@@ -129,7 +129,10 @@ class Bucket:
 
     def take(self, now: float, amount: int = 1) -> float:
         """Takes `amount` and answers 0.0; or takes nothing and answers after how many seconds it would be there."""
-        self._refill(now)
+        if now > self.at:
+            limit = self.limit
+            self.level = min(limit.burst, self.level + (now - self.at) * limit.most / limit.per)
+            self.at = now
         if amount <= self.level:
             self.level -= amount
             return 0.0
@@ -138,29 +141,20 @@ class Bucket:
             return 0.0
         if amount > self.limit.burst:  # never: not before the period is over, and then it is told the same
             return self.limit.per
-        return (amount - self.level) / self._rate
+        return (amount - self.level) * self.limit.per / self.limit.most
 
     def give_back(self, amount: int = 1) -> None:
         """What was taken was of no use, by no fault of the taker."""
-        self.level = min(float(self.limit.burst), self.level + amount)
+        self.level = min(self.limit.burst, self.level + amount)
 
     def forgive(self, seconds: float) -> None:
         """Nothing was read for so long: what may have queued up meanwhile at the rate is not held against the sender."""
-        self.forgiven = max(self.forgiven, seconds * self._rate)
+        self.forgiven = max(self.forgiven, seconds * self.limit.most / self.limit.per)
 
     def full(self, now: float) -> bool:
         """Whether nothing is owed."""
-        self._refill(now)
+        self.take(now, 0)
         return self.level >= self.limit.burst
-
-    @property
-    def _rate(self) -> float:
-        return self.limit.most / self.limit.per
-
-    def _refill(self, now: float) -> None:
-        if now > self.at:
-            self.level = min(float(self.limit.burst), self.level + (now - self.at) * self._rate)
-            self.at = now
 
 
 @dataclass(slots=True)

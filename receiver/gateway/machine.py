@@ -129,12 +129,13 @@ def _begun(machine: Machine, event: Begun, now: float) -> Actions:
 
 
 def _again(machine: Machine, hello: m.Hello, now: float) -> Actions:
-    return _too_fast(machine, now) or (Rewrite(hello),)  # a change is told at the rate of reports, or rows are written for ever
+    if wait := machine.over(machine.rates.reports, now):  # a change is told at the rate of reports, or rows are written for ever
+        return _too_fast(machine, wait)
+    return (Rewrite(hello),)
 
 
-def _too_fast(machine: Machine, now: float) -> Actions:
-    wait = machine.over(machine.rates.reports, now)
-    return machine.end(m.End("bad-message", wait, limits.REPORTS.text(), limits.REPORTS.code)) if wait else ()
+def _too_fast(machine: Machine, wait: float) -> Actions:
+    return machine.end(m.End("bad-message", wait, limits.REPORTS.text(), limits.REPORTS.code))
 
 
 def _bad(machine: Machine, event: Bad, now: float) -> Actions:
@@ -163,15 +164,17 @@ def _failed(machine: Machine, event: Failed, now: float) -> Actions:
 
 
 def _report(machine: Machine, report: m.Report, now: float) -> Actions:
-    if end := _too_fast(machine, now):
-        return end
+    if wait := machine.over(machine.rates.reports, now):
+        return _too_fast(machine, wait)
     if report.bad:
         machine.bad(report.bad)
     reported = report.status.digest
     if machine.upload is not None and now - machine.upload.at > UPLOAD_LIMIT:
         machine.upload = None  # bcd has given it up
-    ask = reported and machine.upload is None and not same_digest(reported, machine.applied)
-    return (Judge(report.status, report.pressure, report.offset), *((m.Request(offer=True),) if ask else ()))
+    judge = Judge(report.status, report.pressure, report.offset)
+    if not reported or machine.upload is not None or same_digest(reported, machine.applied):
+        return (judge,)
+    return judge, m.Request(offer=True)
 
 
 # ---- rules: inventory

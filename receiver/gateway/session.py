@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections import deque
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -77,7 +77,7 @@ class _Conversation:
         self.turn = asyncio.Lock()  # bcd's messages and what comes from outside are handled one after the other
         self.hearing: asyncio.Task[None] | None = None
         self.last: m.End | None = None
-        self.empty = datetime.now(UTC)  # when it was last known that no message waits to be read
+        self.empty = time.time()  # when it was last known that no message waits to be read
 
     async def run(self) -> str:
         """Until the stream ends; the reason."""
@@ -106,11 +106,20 @@ class _Conversation:
     async def _listen(self) -> str:
         """bcd's messages, one after the other."""
         while True:
-            data, came = await self._read()
+            asked = time.time()
+            data: Any = await self.context.read()
+            came = time.time()
+            if came - asked > PROMPT:
+                self.empty = came
             async with self.turn:
                 if data is grpc.aio.EOF:
                     return "closed"
-                await self._follow(self.machine.on(self._message(data, came), self.registry.now()))
+                message: m.FromNode | Bad
+                try:
+                    message = codec.decode(data, self.said, (self.empty, came))  # it may have waited for the end of a job
+                except (codec.BadMessage, OverLimit) as error:
+                    message = Bad(str(error), error.limit if isinstance(error, OverLimit) else None)
+                await self._follow(self.machine.on(message, self.registry.now()))
                 if self.machine.phase is Phase.ENDED:
                     return self._reason()
 
@@ -140,32 +149,13 @@ class _Conversation:
     def _reason(self) -> str:
         return self.last.reason if self.last else "closed"
 
-    def _message(self, data: bytes, came: codec.Between) -> m.FromNode | Bad:
-        try:
-            return codec.decode(data, self.said, came)
-        except codec.BadMessage as error:
-            return Bad(str(error))
-        except OverLimit as error:
-            return Bad(str(error), error.limit)
-
-    async def _read(self) -> tuple[Any, codec.Between]:
-        """The next bytes, and the times between which they came: they may have waited for the end of a job."""
-        asked = datetime.now(UTC)
-        data = await self.context.read()
-        came = datetime.now(UTC)
-        if (came - asked).total_seconds() > PROMPT:
-            self.empty = came
-        return data, (self.empty, came)
-
     async def _follow(self, actions: Sequence[Action]) -> None:
         """Says and does what the machine answered; what a job's event leads to comes next, before bcd's next message."""
-        due = deque(actions)
-        while due:
-            action = due.popleft()
+        for action in actions:
+            if isinstance(action, Judge) and not self.jobs.is_news(self.stream, action):
+                continue
             if isinstance(action, m.ToNode):
                 await self._say(action)
-                continue
-            if isinstance(action, Judge) and not self.jobs.is_news(self.stream, action):
                 continue
             if isinstance(action, Begin) and (
                 end := self.registry.bars(self.stream) or self.registry.overload(self.stream.node_id)
@@ -176,7 +166,7 @@ class _Conversation:
                 event = await self.jobs.do(self.stream, action)
                 self.machine.rates.reports.forgive(self.registry.now() - began)
             if event is not None:
-                due.extendleft(reversed(self.machine.on(event, self.registry.now())))
+                await self._follow(self.machine.on(event, self.registry.now()))
 
     async def _say(self, message: m.ToNode) -> None:
         await self.context.write(codec.encode(message, datetime.now(UTC)))

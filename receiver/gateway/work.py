@@ -5,6 +5,7 @@ receiver/gateway/machine.py decides on them, receiver/gateway/jobs.py does them.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from receiver.gateway import messages as m
 from receiver.gateway.limits import Limit
@@ -29,8 +30,7 @@ class Rewrite:
     hello: m.Hello
 
 
-@dataclass(frozen=True, slots=True)
-class Judge:
+class Judge(NamedTuple):
     """Record what a report says, if it differs from the one judged last. No answer.
 
     `pressure` and `offset` (of the clock, as m.Report has it) are telemetry: they are never written, and another sample does not

@@ -5,7 +5,6 @@ An offset is in seconds: above zero where the node's clock is ahead of the recei
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 
 from receiver.planning.telemetry import Conclusion, Standing
 from receiver.values import ConditionStatus
@@ -50,14 +49,12 @@ def follow(clock: Clock, offset: float | None) -> Clock:
     return Clock("true" if len(last) == REPORTS else clock.status, last)
 
 
-def offset(sent_at: datetime, since: datetime, came: datetime) -> float:
+def offset(sent_at: float, since: float, came: float) -> float:
     """By how much a clock differs at least, when a message that it stamped `sent_at` came between `since` and `came`.
 
     (What waits while a stream's last message is worked on has come before it is read.)
 
-    >>> at = lambda second: datetime(2026, 1, 1, 0, 0, second)
-    >>> offset(at(30), at(20), at(21)), offset(at(10), at(20), at(31)), offset(at(25), at(20), at(31))
+    >>> offset(30.0, 20.0, 21.0), offset(10.0, 20.0, 31.0), offset(25.0, 20.0, 31.0)
     (9.0, -10.0, 0.0)
     """
-    least, most = (sent_at - came).total_seconds(), (sent_at - since).total_seconds()
-    return least if least > 0 else min(most, 0.0)
+    return max(sent_at - came, 0.0) or min(sent_at - since, 0.0)

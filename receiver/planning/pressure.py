@@ -6,6 +6,10 @@ threshold does not flap. A level has to hold for some samples in a row, both way
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from operator import attrgetter, lt
+from types import MappingProxyType
+from typing import NamedTuple
 
 from receiver.planning.telemetry import Conclusion, Standing
 from receiver.values import ConditionStatus, Pressure
@@ -28,14 +32,20 @@ MEASURES = (
     Measure("CpuSteal", "steal", 10.0, "steal"),
 )
 RAISE: Mapping[str, float] = {one.name: one.raise_at for one in MEASURES}
+_shares = attrgetter(*RAISE)  # of a sample, in the order of MEASURES
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Levels:
     """The settings pressure.raise (percent, by name) and pressure.samples."""
 
     raise_at: Mapping[str, float] = field(default_factory=lambda: RAISE)
     samples: int = 2
+
+    @cached_property
+    def cleared_below(self) -> tuple[float, ...]:
+        """By measure."""
+        return tuple(self.raise_at[one.name] / 2 for one in MEASURES)
 
     def of(self, name: str, share: float) -> ConditionStatus | None:
         """The status that a share is the level of; None between the two.
@@ -49,7 +59,7 @@ class Levels:
 
     def are_calm(self, sample: Pressure) -> bool:
         """Whether every share of a sample is of the level false."""
-        return all(self.of(one.name, getattr(sample, one.name)) == "false" for one in MEASURES)
+        return all(map(lt, _shares(sample), self.cleared_below))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +76,11 @@ class Track:
 CALM = Track()
 
 
-@dataclass(frozen=True, slots=True)
-class Watch:
+class Watch(NamedTuple):
     """The samples of one session so far. `number`: of the last one; None: the session has sent none."""
 
     boot_id: str = ""
-    tracks: Mapping[str, Track] = field(default_factory=dict)  # by type; those that are not there are CALM
+    tracks: Mapping[str, Track] = MappingProxyType({})  # by type; those that are not there are CALM
     number: int | None = None
 
     def concluded(self, levels: Levels) -> Iterator[Conclusion]:
@@ -92,7 +101,7 @@ def follow(watch: Watch, sample: Pressure | None, levels: Levels) -> Watch:
     None, from a session that sent some before or in another boot: what is raised is unknown from now on.
     """
     if sample is None:
-        return replace(watch, tracks={kind: _unmeasured(watch, track) for kind, track in watch.tracks.items()})
+        return watch._replace(tracks={kind: _unmeasured(watch, track) for kind, track in watch.tracks.items()})
     if sample.number and sample.number == watch.number:
         return watch
     if not watch.tracks and levels.are_calm(sample):  # as with nearly every sample

@@ -56,7 +56,7 @@ class Stream:
 
 
 def report(of: str) -> m.Report:
-    return m.Report(1, None, Status(of))
+    return m.Report(Status(of))
 
 
 BODIES = {"os": b"o" * 10, "cpu": b"c" * 3}
@@ -324,11 +324,11 @@ def test_conditions_that_reports_may_not_set_are_counted_with_every_report() -> 
     stream = Stream()
     found: list[tuple[str, ...]] = []
     stream.machine.bad = found.append
-    stream.on(m.Report(1, None, Status("")))
-    stream.on(m.Report(2, None, Status(""), ("AcceptanceFailed",)))
+    stream.on(m.Report(Status("")))
+    stream.on(m.Report(Status(""), ("AcceptanceFailed",)))
     assert found == [("AcceptanceFailed",)]
 
 
 def test_pressure_is_handed_to_the_judge_beside_what_is_recorded() -> None:
     sample = Pressure(1.0, 2.0, 3.0, 4.0)
-    assert Stream().on(m.Report(1, None, Status(""), pressure=sample)) == (Judge(Status(""), sample),)
+    assert Stream().on(m.Report(Status(""), pressure=sample)) == (Judge(Status(""), sample),)

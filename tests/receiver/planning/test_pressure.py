@@ -1,7 +1,5 @@
 """Pressure (SPEC B5): levels, samples in a row, and reports without pressure."""
 
-import dataclasses
-
 import pytest
 
 from receiver.planning import pressure
@@ -21,7 +19,7 @@ RAISED = [
 
 
 def sample(**shares: float) -> Pressure:
-    return dataclasses.replace(CALM, **shares)  # type: ignore[arg-type]
+    return CALM._replace(**shares)  # type: ignore[arg-type]
 
 
 def statuses(watch: Watch, levels: Levels = DEFAULT) -> dict[str, str]:
@@ -85,7 +83,7 @@ def test_one_sample_is_enough_where_the_setting_says_so() -> None:
 
 def test_a_sample_that_is_sent_again_is_no_other_sample() -> None:
     high = sample(cpu=80.0)
-    first, second = dataclasses.replace(high, number=1), dataclasses.replace(high, number=2)
+    first, second = high._replace(number=1), high._replace(number=2)
     assert statuses(watched(first, first, first)) == {}, "a storm of reports is one sample"
     assert statuses(watched(first, first, second)) == {"CpuPressure": "true"}
     assert statuses(watched(high, high)) == {"CpuPressure": "true"}, "without numbers, each report has its own"
