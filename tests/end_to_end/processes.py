@@ -10,11 +10,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+
+import grpc
+from bettercompute.control.v1 import events_pb2, events_pb2_grpc
+from google.protobuf.json_format import MessageToDict
 
 BIN = Path(sys.executable).parent
 T = TypeVar("T")
@@ -185,6 +190,12 @@ class Fleet:
             raise RuntimeError(f"better-compute api {method} ended with {done.returncode}: {done.stderr}")
         return done.stdout
 
+    def arrivals(self, node_id: str) -> "Arrivals":
+        """Notes from now on when XIDs of this node are committed."""
+        begun = Arrivals(self.api_target, node_id, self.token.read_text().strip() if self.port else "")
+        begun.start()
+        return begun
+
     def restart_receiver(self) -> None:
         """Starts the receiver again on the same data and waits until it answers."""
         self.receiver.start()
@@ -202,6 +213,32 @@ class Fleet:
             return True
 
         wait_for("the receiver to answer", probe, 60.0)
+
+
+class Arrivals(threading.Thread):
+    """The events `node.xid` of a node as they are committed: XID -> when (monotonic seconds)."""
+
+    def __init__(self, target: str, node_id: str, token: str = "") -> None:
+        super().__init__(daemon=True)
+        self.at: dict[int, float] = {}
+        self._channel = grpc.insecure_channel(target)
+        request = events_pb2.EventsServiceWatchRequest(node_id=node_id, type="node.xid")
+        metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self._call = events_pb2_grpc.EventsServiceStub(self._channel).Watch(request, metadata=metadata)
+
+    def run(self) -> None:
+        """Until `stop`."""
+        try:
+            for response in self._call:
+                self.at.setdefault(int(MessageToDict(response.event.payload)["xid"]), time.monotonic())
+        except grpc.RpcError:
+            pass  # hung up
+
+    def stop(self) -> None:
+        """Hangs up."""
+        self._call.cancel()
+        self.join(5)
+        self._channel.close()
 
 
 def cpu(pid: int) -> float:

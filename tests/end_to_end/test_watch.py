@@ -9,7 +9,6 @@ import json
 import os
 import random
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -18,12 +17,9 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
-import grpc
 import pytest
 from bettercompute.agent.v1 import session_pb2 as wire
 from bettercompute.contract.bus_id import bus_id
-from bettercompute.control.v1 import events_pb2, events_pb2_grpc
-from google.protobuf.json_format import MessageToDict
 
 from agent import fault_store, local
 from agent.errors import UserError
@@ -391,29 +387,6 @@ def receiver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield started
 
 
-class Arrivals(threading.Thread):
-    """The events `node.xid` of a node as they are committed: XID -> when."""
-
-    def __init__(self, target: str, node_id: str) -> None:
-        super().__init__(daemon=True)
-        self.at: dict[int, float] = {}
-        self._channel = grpc.insecure_channel(target)
-        request = events_pb2.EventsServiceWatchRequest(node_id=node_id, type="node.xid")
-        self._call = events_pb2_grpc.EventsServiceStub(self._channel).Watch(request)
-
-    def run(self) -> None:
-        try:
-            for response in self._call:
-                self.at.setdefault(int(MessageToDict(response.event.payload)["xid"]), time.monotonic())
-        except grpc.RpcError:
-            pass  # hung up
-
-    def stop(self) -> None:
-        self._call.cancel()
-        self.join(5)
-        self._channel.close()
-
-
 def tell(capsys: pytest.CaptureFixture[str], text: str) -> None:
     """A figure for whoever runs the tests."""
     with capsys.disabled():
@@ -427,8 +400,7 @@ def test_from_the_kernel_s_line_to_the_committed_event_in_a_few_milliseconds(
     (tmp_path / "data").rename(receiver.base / "trusting")
     receiver.daemon("trusting", host, {"BCD_SETTLE": "0s", "BCD_KMSG_TRUST_USERSPACE": "true"})
     node_id = receiver.applied("trusting")["nodeId"]
-    arrivals = Arrivals(receiver.api_target, node_id)
-    arrivals.start()
+    arrivals = receiver.arrivals(node_id)
     time.sleep(3.0)  # the reports of a start, at most one a second, are over
     slots = [slot_of(host, index) for index in range(GPUS)]
     base = random.randrange(1_000, 1_000_000)  # numbers that no other run has written
