@@ -56,6 +56,8 @@ _READER = "; ".join(
     for name, value in (
         ("plan_cache_mode", "force_custom_plan"),
         ("enable_seqscan", "off"),
+        ("enable_hashjoin", "on"),
+        ("enable_mergejoin", "on"),
         ("enable_memoize", "off"),
         ("random_page_cost", "8"),
         ("jit", "off"),

@@ -7,7 +7,7 @@ from typing import Any
 from receiver.ids import Mint
 from receiver.planning.view import ConditionRow, Draft, Facts, Node
 from receiver.store import view
-from receiver.store.database import Connection
+from receiver.store.database import KEYED, Connection
 from receiver.store.statement import NOTICES, NOTIFY
 from receiver.store.words import jsonb
 
@@ -43,8 +43,8 @@ _NOTIFY = f"SELECT {NOTIFY} FROM (SELECT jsonb_build_object('{NOTICES}', %s::jso
 
 
 def plainly(tx: Connection) -> None:
-    """Statements over many nodes are not compiled in this transaction: that takes seconds, and they do not run for so long."""
-    tx.execute("SET LOCAL jit = off")
+    """Statements over many nodes may read tables whole in this transaction, as no other statement that writes may."""
+    tx.execute("; ".join(f"SET LOCAL {name} = on" for name in KEYED))
 
 
 def lock(tx: Connection, node_ids: Collection[str]) -> None:

@@ -45,21 +45,15 @@ _ALIVE = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-# A statement that waits for ever would hold one of few threads for ever. Times are read as UTC: a year 9999 fits no other zone.
 # What is written is found by keys: each statement is planned once a connection, for no values in particular. Such a plan stays
-# while its tables grow, until they are analyzed again; made while a new fleet's were small, it would read them whole. So no table
-# is read whole where an index leads; what cannot but read one must not be compiled for its seeming cost.
-_SESSION = "; ".join(
-    f"SET {name} = {value}"
-    for name, value in (
-        ("timezone", "'UTC'"),
-        ("statement_timeout", "'30s'"),
-        ("idle_in_transaction_session_timeout", "'60s'"),
-        ("plan_cache_mode", "force_generic_plan"),
-        ("enable_seqscan", "off"),
-        ("jit", "off"),
-    )
-)
+# while its tables grow, until they are analyzed again; made while a new fleet's were small, it would read them whole. So it may
+# but look up row by row, in an index; and what cannot help reading a whole table is not compiled for its seeming cost.
+KEYED = ("enable_seqscan", "enable_hashjoin", "enable_mergejoin")
+# A statement that waits for ever would hold one of few threads for ever. Times are read as UTC: a year 9999 fits no other zone.
+_SESSION = (
+    "SET timezone = 'UTC'; SET statement_timeout = '30s'; SET idle_in_transaction_session_timeout = '60s'; "
+    "SET plan_cache_mode = force_generic_plan; SET jit = off; "
+) + "; ".join(f"SET {name} = off" for name in KEYED)
 
 
 def head() -> int:

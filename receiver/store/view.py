@@ -126,7 +126,8 @@ _FOLLOWING = tuple(one for one in TABLES if one.follows)
 _OTHERS = f"""
 SELECT (SELECT jsonb_object_agg(o.id, o.node_id) FROM (
     SELECT d.id, d.node_id FROM devices d WHERE d.id = ANY(%(devices)s)
-    UNION SELECT a.id, a.node_id FROM atoms a WHERE a.id = ANY(%(atoms)s)) AS o WHERE o.node_id <> n.id),
+    UNION SELECT a.* FROM unnest(%(atoms)s::text[]) AS i(id),
+      LATERAL (SELECT a.id, a.node_id FROM atoms a WHERE a.id = i.id OFFSET 0) AS a) AS o WHERE o.node_id <> n.id),
   (SELECT jsonb_agg(h.node_id ORDER BY h.node_id) FROM hardware_keys h
    WHERE h.key = %(key)s AND h.trusted AND h.replaced_at IS NULL AND h.node_id <> n.id),
   {", ".join(one.select_where("t.device_id = ANY(%(devices)s) AND t.node_id <> n.id") for one in _FOLLOWING)}
