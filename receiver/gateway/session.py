@@ -74,8 +74,8 @@ class _Conversation:
             lambda types: registry.bad_conditions(stream, types),
         )
         self.said = codec.Said()
-        self.turn = asyncio.Lock()  # bcd's messages and what comes from outside are handled one after the other
-        self.hearing: asyncio.Task[None] | None = None
+        self.following = False  # a message of bcd's: what comes from outside meanwhile is heard after it
+        self.hearing: asyncio.Task[None] | None = None  # what comes from outside: bcd's next message waits for its end
         self.last: m.End | None = None
         self.empty = time.time()  # when it was last known that no message waits to be read
 
@@ -111,28 +111,32 @@ class _Conversation:
             came = time.time()
             if came - asked > PROMPT:
                 self.empty = came
-            async with self.turn:
-                if data is grpc.aio.EOF:
-                    return "closed"
-                message: m.FromNode | Bad
-                try:
-                    message = codec.decode(data, self.said, (self.empty, came))  # it may have waited for the end of a job
-                except (codec.BadMessage, OverLimit) as error:
-                    message = Bad(str(error), error.limit if isinstance(error, OverLimit) else None)
-                await self._follow(self.machine.on(message, self.registry.now()))
-                if self.machine.phase is Phase.ENDED:
-                    return self._reason()
+            while self.hearing and not self.hearing.done():
+                await asyncio.wait((self.hearing,))
+            if data is grpc.aio.EOF:
+                return "closed"
+            self.following = True
+            message: m.FromNode | Bad
+            try:
+                message = codec.decode(data, self.said, (self.empty, came))  # it may have waited for the end of a job
+            except (codec.BadMessage, OverLimit) as error:
+                message = Bad(str(error), error.limit if isinstance(error, OverLimit) else None)
+            await self._follow(self.machine.on(message, self.registry.now()))
+            self.following = False
+            if self.machine.phase is Phase.ENDED:
+                return self._reason()
+            if self.stream.leave or self.stream.queued:
+                self.stream.wake()
 
     def _wake(self, reading: asyncio.Task[Any]) -> None:
         """Something has come from outside: it is heard beside the message that is waited for, which gRPC cannot take back."""
-        if self.hearing is None or self.hearing.done():
+        if not self.following and (self.hearing is None or self.hearing.done()):
             self.hearing = asyncio.create_task(self._hear(reading))
             self.hearing.add_done_callback(lambda done: self._heard(done, reading))
 
     async def _hear(self, reading: asyncio.Task[Any]) -> None:
-        async with self.turn:
-            while self.machine.phase is not Phase.ENDED and (event := self.stream.outside()):
-                await self._follow(self.machine.on(event, self.registry.now()))
+        while self.machine.phase is not Phase.ENDED and (event := self.stream.outside()):
+            await self._follow(self.machine.on(event, self.registry.now()))
         if self.machine.phase is Phase.ENDED:
             reading.cancel()
 

@@ -17,7 +17,7 @@ from psycopg_pool import PoolTimeout
 
 from receiver.apply import status as status_module
 from receiver.gateway import jobs as jobs_module
-from receiver.gateway import limits
+from receiver.gateway import limits, work
 from receiver.gateway.heartbeat import beat
 from receiver.ids import mint
 from receiver.store.database import NO_ANSWER, Connection
@@ -251,6 +251,30 @@ async def test_a_report_is_judged_under_the_lock_at_once_where_its_session_has_s
         await daemon.report()
         await daemon.dealt_with()
     assert known == [False, True, False]
+
+
+@live
+async def test_messages_and_what_comes_from_outside_are_handled_one_after_the_other(served: Live) -> None:
+    daemon, began, ended = served.daemon(), list[type](), list[type]()
+    await daemon.connect()
+
+    async def slow(_: object, __: object, job: work.Job) -> work.Due | None:
+        assert began == ended, "one job of a stream at a time"
+        began.append(type(job))
+        await asyncio.sleep(0.02)
+        ended.append(type(job))
+        return work.Due(()) if isinstance(job, work.FindCommands) else None
+
+    with patch.dict(jobs_module.JOBS, {work.FindCommands: slow, work.Judge: slow}):
+        for pause in (0.0, 0.01, 0.03) * 3:
+            await daemon.report()
+            await asyncio.sleep(pause)
+            served.receiver.registry.queued(daemon.node_id)
+            await asyncio.sleep(pause)
+        await daemon.dealt_with()
+        await until("the last look", lambda: not served.receiver.registry.current[daemon.node_id].queued and began == ended)
+    assert began.count(work.Judge) == 9
+    assert began.count(work.FindCommands) > 3
 
 
 @live
