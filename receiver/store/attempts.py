@@ -24,10 +24,9 @@ WAITED = """CASE WHEN n.status = 'adopting' AND n.connected THEN extract(epoch F
      (SELECT max(k.since) FROM conditions k WHERE k.node_id = n.id AND k.type = 'DuplicateIdentity'))) END"""
 
 _INSERT = """INSERT INTO commands (id, node_id, tenant_id, kind, payload, idempotency_key, created_by, not_after)
-  SELECT r.id, n.id, n.tenant_id, r.kind, r.payload, r.key, r.by, bc_clock() + make_interval(secs => r.start_within)
-  FROM doc, nodes n, jsonb_to_recordset(d -> 'commands')
-    AS r(id text, kind text, payload jsonb, key text, by text, start_within float8)
-  WHERE n.id = %(node)s"""
+  SELECT r.id, %(node)s, doc.tenant_id, r.kind, r.payload, r.key, r.by, bc_clock() + make_interval(secs => r.start_within)
+  FROM doc, jsonb_to_recordset(d -> 'commands')
+    AS r(id text, kind text, payload jsonb, key text, by text, start_within float8)"""
 _END = """UPDATE commands c SET state = r.state, reason = r.reason, finished_at = bc_clock()
   FROM doc, jsonb_to_recordset(d -> 'ends') AS r(id text, state text, reason text)
   WHERE c.id = r.id AND c.node_id = %(node)s AND c.finished_at IS NULL"""

@@ -45,18 +45,18 @@ WHERE n.id = %(node)s
 _KNOWN = """NOT EXISTS (
   SELECT FROM jsonb_each_text(d -> 'known') AS k(name, hash)
   WHERE (SELECT true FROM tenant_sections t
-         WHERE (t.hash, t.tenant_id, t.name) = (decode(k.hash, 'hex'), %(tenant)s, k.name)) IS NULL)"""
+         WHERE (t.hash, t.tenant_id, t.name) = (decode(k.hash, 'hex'), n.tenant_id, k.name)) IS NULL)"""
 
 # Hashes are inserted in order, so that two nodes with the same new sections wait for each other in one direction only.
-_SENT = """SELECT s.* FROM doc, unnest(%(names)s::text[], %(hashes)b::bytea[], %(bodies)b::bytea[]) AS s(name, hash, body)
-  ORDER BY hash, name"""
+_SENT = """SELECT doc.tenant_id, s.* FROM doc,
+    unnest(%(names)s::text[], %(hashes)b::bytea[], %(bodies)b::bytea[]) AS s(name, hash, body) ORDER BY hash, name"""
 _SECTIONS = f"""INSERT INTO sections (hash, body, size)
   SELECT hash, body, octet_length(body) FROM ({_SENT}) AS s ON CONFLICT DO NOTHING"""
 _TENANT_SECTIONS = f"""INSERT INTO tenant_sections (tenant_id, name, hash)
-  SELECT %(tenant)s, name, hash FROM ({_SENT}) AS s ON CONFLICT DO NOTHING"""
+  SELECT tenant_id, name, hash FROM ({_SENT}) AS s ON CONFLICT DO NOTHING"""
 _SNAPSHOT = """INSERT INTO inventory_snapshots
     (id, node_id, tenant_id, digest, sections, advisory, boot_id, trigger, collected_at, created_at)
-  SELECT s.id, %(node)s, %(tenant)s, s.digest, %(sections)b::bytea, s.advisory, s.boot_id, s.trigger,
+  SELECT s.id, %(node)s, doc.tenant_id, s.digest, %(sections)b::bytea, s.advisory, s.boot_id, s.trigger,
     s.collected_at, clock_timestamp()
   FROM doc, jsonb_populate_record(NULL::inventory_snapshots, d -> 'snapshot') AS s"""
 
@@ -165,7 +165,6 @@ def write(statement: Statement, loaded: Loaded, offer: Offer, bodies: Mapping[st
     """Adds a plan and the bytes that came to a statement. Its guard does not hold when bytes it relies on are gone."""
     hashes, steps = offer.hashes, plan.steps
     statement.arguments |= {
-        "tenant": loaded.facts.tenant_id,
         "names": list(bodies),
         "hashes": [binary(hashes[name]) for name in bodies],
         "bodies": list(bodies.values()),

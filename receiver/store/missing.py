@@ -8,9 +8,8 @@ from receiver.store.statement import Statement
 
 # `since` stays when only the error or the source changes.
 _SET = """INSERT INTO node_missing_sections (node_id, tenant_id, name, error, source, last_snapshot_id)
-  SELECT %(node)s, n.tenant_id, m.name, m.error, m.source, m.last
-  FROM doc, nodes n, jsonb_to_recordset(d -> 'missing') AS m(name text, error text, source text, last text)
-  WHERE n.id = %(node)s
+  SELECT %(node)s, doc.tenant_id, m.name, m.error, m.source, m.last
+  FROM doc, jsonb_to_recordset(d -> 'missing') AS m(name text, error text, source text, last text)
   ON CONFLICT (node_id, name) DO UPDATE
     SET (tenant_id, error, source, last_snapshot_id)
       = (excluded.tenant_id, excluded.error, excluded.source, excluded.last_snapshot_id)"""

@@ -21,7 +21,7 @@ NOTIFY = f"""(SELECT count(pg_notify(one.channel, one.payload))
 
 @dataclass(slots=True)
 class Statement:
-    """A statement under construction. Its arms read `doc(d)`, and `%(node)s`, the node.
+    """A statement under construction. Its arms read `doc(d, tenant_id)`, with the node's tenant, and `%(node)s`, the node.
 
     `guard`: SQL that is false when nothing may be written. `columns` of the node, and `expressions` for those that are not simply
     the document's value: `a` is the node's record in the document, `nodes` the row as it is.
@@ -54,7 +54,7 @@ class Statement:
         return not self.arms and not self.columns
 
     def run(self, tx: Connection) -> bool:
-        """Writes and, at commit, notifies. False: the guard did not hold, and nothing was written."""
+        """Writes and, at commit, notifies. False: the guard did not hold, or there is no such node, and nothing was written."""
         if self.empty and not self.notices:
             return True
         also = ((NODE, self.columns), (NOTICES, self.notices))
@@ -63,8 +63,9 @@ class Statement:
         return tx.execute(self._text(), arguments, prepare=True).rowcount == 1
 
     def _text(self) -> str:
-        guard = f" WHERE {self.guard}" if self.guard else ""
-        arms = {"doc": f"MATERIALIZED (SELECT d FROM (SELECT %(doc)s::jsonb AS d) given{guard})", **self._wrapped()}
+        guard = f" AND {self.guard}" if self.guard else ""
+        given = "(SELECT %(doc)s::jsonb AS d) given, nodes n WHERE n.id = %(node)s"
+        arms = {"doc": f"MATERIALIZED (SELECT d, n.tenant_id FROM {given}{guard})", **self._wrapped()}
         listed = ",\n".join(f"{name} AS {sql}" for name, sql in arms.items())
         return f"WITH {listed}\nSELECT {NOTIFY if self.notices else ''} FROM doc"
 

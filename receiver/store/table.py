@@ -82,19 +82,17 @@ class Table:
         taken = (*(f'r."{name}"' for name in self.columns), *self.changed.values())
         sets = ", ".join(f"{name} = excluded.{name}" for name in ("node_id", "tenant_id", *names))
         conflict = f" ON CONFLICT ({', '.join(self.keys)}) DO UPDATE SET {sets}" if self.follows else ""
+        was = f" LEFT JOIN {self.table} t ON {self._same() if self.follows else 'false'}" if self.changed else ""
         return (
-            f"INSERT INTO {self.table} (node_id, tenant_id, {', '.join(names)}) SELECT n.id, n.tenant_id, {', '.join(taken)} "
-            f"FROM doc, nodes n, {{source}} LEFT JOIN {self.table} t ON {self._same()} WHERE n.id = %(node)s{conflict}"
+            f"INSERT INTO {self.table} (node_id, tenant_id, {', '.join(names)}) "
+            f"SELECT %(node)s, doc.tenant_id, {', '.join(taken)} FROM doc, {{source}}{was}{conflict}"
         )
 
     def _update(self) -> str:
         sets = ", ".join(f'"{name}" = r."{name}"' for name in self.columns if name not in self.keys)
         also = "".join(f", {name} = {value}" for name, value in self.changed.items())
-        owner = "node_id = n.id, tenant_id = n.tenant_id"
-        return (
-            f"UPDATE {self.table} t SET {owner}, {sets}{also} "
-            f"FROM doc, nodes n, {{source}} WHERE n.id = %(node)s AND {self._same()}"
-        )
+        owner = "node_id = %(node)s, tenant_id = doc.tenant_id"
+        return f"UPDATE {self.table} t SET {owner}, {sets}{also} FROM doc, {{source}} WHERE {self._same()}"
 
     def _delete(self) -> str:
         return f"DELETE FROM {self.table} t USING doc, {{source}} WHERE {self._same()}"

@@ -268,16 +268,15 @@ def notices(node_id: str, draft: Draft, reported: bool = False) -> list[Payload]
 
 
 _INSERT_EVENTS = """INSERT INTO events (id, tenant_id, pool_id, node_id, type, payload)
-  SELECT e.id, n.tenant_id, d -> 'events' ->> 'pool', n.id, e.type, e.payload
-  FROM doc, nodes n, jsonb_to_recordset(d -> 'events' -> 'rows') AS e(id text, type text, payload jsonb) WHERE n.id = %(node)s"""
+  SELECT e.id, doc.tenant_id, d -> 'events' ->> 'pool', %(node)s, e.type, e.payload
+  FROM doc, jsonb_to_recordset(d -> 'events' -> 'rows') AS e(id text, type text, payload jsonb)"""
 _INSERT_HISTORY = """INSERT INTO device_history (node_id, tenant_id, device_id, serial, event, detail)
-  SELECT n.id, n.tenant_id, r.device_id, r.serial, r.event, r.detail
-  FROM doc, nodes n, jsonb_populate_recordset(NULL::device_history, d -> 'history') AS r WHERE n.id = %(node)s"""
+  SELECT %(node)s, doc.tenant_id, r.device_id, r.serial, r.event, r.detail
+  FROM doc, jsonb_populate_recordset(NULL::device_history, d -> 'history') AS r"""
 _INSERT_STEPS = """INSERT INTO remediation_steps (run_id, node_id, tenant_id, state, reason)
-  SELECT r.run_id, n.id, n.tenant_id, r.state, r.reason
-  FROM doc, nodes n, ROWS FROM (jsonb_to_recordset(d -> 'steps') AS (run_id text, state text, reason text))
-    WITH ORDINALITY AS r(run_id, state, reason, number)
-  WHERE n.id = %(node)s ORDER BY r.number"""
+  SELECT r.run_id, %(node)s, doc.tenant_id, r.state, r.reason
+  FROM doc, ROWS FROM (jsonb_to_recordset(d -> 'steps') AS (run_id text, state text, reason text))
+    WITH ORDINALITY AS r(run_id, state, reason, number) ORDER BY r.number"""
 _INSERT_TURNS = """INSERT INTO unhealthy_turns (pool_id, node_id, reason) SELECT r.pool_id, %(node)s, r.reason
   FROM doc, jsonb_to_recordset(d -> 'turns') AS r(pool_id text, reason text)"""
 # Nodes that wait for what is let go, and those that have conditions of a faulty GPU which another node has from now on.
@@ -333,8 +332,8 @@ def _write_hardware(statement: Statement, key: HardwareKey | None) -> None:
         statement.add(
             "hardware",
             f"""INSERT INTO hardware_keys AS old (node_id, tenant_id, {listed})
-              SELECT n.id, n.tenant_id, {", ".join(f'r."{name}"' for name in value)}
-              FROM doc, nodes n, jsonb_populate_record(NULL::hardware_keys, d -> 'hardware') AS r WHERE n.id = %(node)s
+              SELECT %(node)s, doc.tenant_id, {", ".join(f'r."{name}"' for name in value)}
+              FROM doc, jsonb_populate_record(NULL::hardware_keys, d -> 'hardware') AS r
               ON CONFLICT (node_id, key) DO UPDATE SET replaced_at = NULL,
                 {", ".join(f'"{name}" = excluded."{name}"' for name in value if name != "key")}""",
             value,
