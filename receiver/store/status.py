@@ -6,10 +6,9 @@ from datetime import UTC
 
 from receiver.planning.inventory import Baseline, Current
 from receiver.planning.view import Draft, Facts
-from receiver.store import missing, view
+from receiver.store import missing, nodes, view
 from receiver.store.database import Connection
 from receiver.store.hashes import unpack
-from receiver.store.nodes import lock_node
 from receiver.store.statement import Statement
 from receiver.values import KernelLog, Status
 
@@ -42,13 +41,7 @@ class Stored:
 
 def load(tx: Connection, node_id: str, locked: bool = False) -> Stored:
     """`locked`: the node's row is locked first, until the transaction ends. Raises LookupError for a node that does not exist."""
-    with tx.pipeline():  # one round trip, also with what begins the transaction
-        if locked:
-            lock_node(tx, node_id)
-        found_node = tx.execute(_LOAD, [node_id], prepare=True)
-    row = found_node.fetchone()
-    if row is None:
-        raise LookupError(f"no node {node_id}")
+    row = nodes.load(tx, node_id, _LOAD, [node_id], locked)
     digest, collected, log, abandoned, applied_digest, applied_id, absent, applied, baselines, found = row
     facts, rows = view.as_view(found)
     current = Current(

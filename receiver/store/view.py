@@ -12,9 +12,8 @@ from receiver.planning import view
 from receiver.planning.policy import parse
 from receiver.planning.remediation import place
 from receiver.planning.view import Booking, Draft, Facts, HardwareKey, Node, Pool
-from receiver.store import attempts
+from receiver.store import attempts, nodes
 from receiver.store.database import Connection
-from receiver.store.nodes import lock_node
 from receiver.store.statement import Statement
 from receiver.store.table import Table
 from receiver.store.words import differ
@@ -137,16 +136,12 @@ FROM nodes n WHERE n.id = %(node)s
 
 def load(tx: Connection, node_id: str) -> tuple[Facts, Draft]:
     """A node and its rows, as they are. Raises LookupError for a node that does not exist."""
-    row = tx.execute(_LOAD, [node_id], prepare=True).fetchone()
-    if row is None:
-        raise LookupError(f"no node {node_id}")
-    return as_view(row[0])
+    return as_view(*nodes.load(tx, node_id, _LOAD, [node_id], locked=False))
 
 
 def lock(tx: Connection, node_id: str) -> tuple[Facts, Draft]:
     """The same, locked until the transaction ends."""
-    lock_node(tx, node_id)
-    return load(tx, node_id)
+    return as_view(*nodes.load(tx, node_id, _LOAD, [node_id]))
 
 
 def as_view(found: Mapping[str, Any]) -> tuple[Facts, Draft]:
