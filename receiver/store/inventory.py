@@ -16,9 +16,14 @@ from receiver.store.database import Connection
 from receiver.store.hashes import binary, pack, unpack
 from receiver.store.nodes import lock_node
 from receiver.store.statement import Statement
+from receiver.store.words import jsonb
 from receiver.values import Offer
 
-# What is looked up by key stands in scalar subqueries: as a join, the planner may choose to read all sections of the tenant.
+# The offered sections, name to hash, whose bytes the tenant of node `n` has not sent as that section.
+_UNKNOWN = """SELECT o.name FROM jsonb_each_text(%(offered)s) AS o(name, hash)
+  WHERE (SELECT true FROM tenant_sections t
+         WHERE (t.hash, t.tenant_id, t.name) = (decode(o.hash, 'hex'), n.tenant_id, o.name)) IS NULL"""
+
 # The bytes: of offered sections that were not sent, of baselines that are compared, and of those that the offer lacks.
 _LOAD = f"""
 SELECT n.applied_digest, n.applied_snapshot_id, n.latest_snapshot_id,
@@ -27,25 +32,21 @@ SELECT n.applied_digest, n.applied_snapshot_id, n.latest_snapshot_id,
    WHERE s.id = n.latest_snapshot_id AND s.id IS DISTINCT FROM n.applied_snapshot_id),
   n.section_baselines,
   {missing.COLUMN},
-  ARRAY(SELECT o.name FROM unnest(%(names)s::text[], %(hashes)s::bytea[]) AS o(name, hash)
-        WHERE (SELECT true FROM tenant_sections t WHERE (t.hash, t.tenant_id, t.name) = (o.hash, n.tenant_id, o.name)) IS NULL),
+  ARRAY({_UNKNOWN}),
   bytes.hashes, bytes.bodies, {view.COLUMN}
 FROM nodes n
 LEFT JOIN LATERAL (
   SELECT array_agg(s.hash) AS hashes, array_agg(s.body) AS bodies FROM sections s
   WHERE s.hash = ANY(ARRAY(
-    SELECT o.hash FROM unnest(%(names)s::text[], %(hashes)s::bytea[]) AS o(name, hash) WHERE o.name <> ALL(%(sent)s::text[])
+    SELECT decode(o.hash, 'hex') FROM jsonb_each_text(%(offered)s) AS o(name, hash) WHERE NOT %(sent)s ? o.name
     UNION ALL
     SELECT decode(b.value ->> 0, 'hex') FROM jsonb_each(n.section_baselines) AS b
-    WHERE b.key <> ALL(%(names)s::text[]) OR b.key = ANY(%(compared)s::text[])))) bytes ON true
+    WHERE NOT %(offered)s ? b.key OR b.key IN ({", ".join(f"'{name}'" for name in sorted(COMPARED))})))) bytes ON true
 WHERE n.id = %(node)s
 """
 
 # Nothing is written when bytes that were known have been pruned meanwhile.
-_KNOWN = """NOT EXISTS (
-  SELECT FROM jsonb_each_text(d -> 'known') AS k(name, hash)
-  WHERE (SELECT true FROM tenant_sections t
-         WHERE (t.hash, t.tenant_id, t.name) = (decode(k.hash, 'hex'), n.tenant_id, k.name)) IS NULL)"""
+_KNOWN = "NOT EXISTS (" + _UNKNOWN % {"offered": "d -> 'known'"} + ")"
 
 # Hashes are inserted in order, so that two nodes with the same new sections wait for each other in one direction only.
 _SENT = """SELECT doc.tenant_id, s.* FROM doc,
@@ -80,14 +81,11 @@ class Loaded:
 
 def wanted(tx: Connection, node_id: str, offer: Offer) -> list[str]:
     """The offered sections whose bytes this node's tenant has not sent yet, sorted."""
-    rows = tx.execute(
-        """SELECT o.name FROM nodes n, unnest(%s::text[], %s::bytea[]) AS o(name, hash)
-           WHERE n.id = %s
-             AND (SELECT true FROM tenant_sections t WHERE (t.hash, t.tenant_id, t.name) = (o.hash, n.tenant_id, o.name)) IS NULL
-           ORDER BY o.name""",
-        [[one.name for one in offer.sections], [binary(one.hash) for one in offer.sections], node_id],
-    )
-    return [row[0] for row in rows]
+    row = tx.execute(_WANTED, {"node": node_id, "offered": jsonb(offer.hashes)}, prepare=True).fetchone()
+    return sorted(row[0]) if row else []
+
+
+_WANTED = f"SELECT ARRAY({_UNKNOWN}) FROM nodes n WHERE n.id = %(node)s"
 
 
 def load(tx: Connection, node_id: str, offer: Offer, sent: Collection[str]) -> Loaded:
@@ -95,13 +93,7 @@ def load(tx: Connection, node_id: str, offer: Offer, sent: Collection[str]) -> L
 
     `sent`: sections whose bytes came with the offer. Raises LookupError for a node that does not exist.
     """
-    arguments = {
-        "node": node_id,
-        "names": [one.name for one in offer.sections],
-        "hashes": [binary(one.hash) for one in offer.sections],
-        "sent": list(sent),
-        "compared": list(COMPARED),
-    }
+    arguments = {"node": node_id, "offered": jsonb(offer.hashes), "sent": jsonb(list(sent))}
     with tx.pipeline():  # two statements, one round trip
         lock_node(tx, node_id)
         found_node = tx.execute(_LOAD, arguments, prepare=True, binary=True)
