@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg import errors, sql
+from psycopg import _queries, errors, sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import ConnectionPool
 from sqlalchemy import Engine, create_engine
@@ -26,6 +26,8 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 Pool = ConnectionPool[Connection]
 LOG = logging.getLogger("receiver.store")
 
+# Of a statement whose text psycopg keeps as read, in characters: those that load and write a node are longer than its own 4,096.
+_queries.MAX_CACHED_STATEMENT_LENGTH = 1 << 16
 OLDEST_SERVER = 150000  # as libpq numbers them: 15.0
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _MIGRATION_LOCK = 0x62635F6D  # advisory: two receivers that migrate at once take turns
