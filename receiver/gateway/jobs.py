@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
@@ -16,10 +16,12 @@ from receiver.gateway.registry import BARRED, Registry, Stream, superseded
 from receiver.gateway.telemetry import Telemetry
 from receiver.measures import Measures
 from receiver.planning.pressure import Levels
+from receiver.planning.telemetry import Standing
 from receiver.store.database import NO_ANSWER, Connection, Pool, transact
-from receiver.values import STATUS_HANDLERS, Event, HelloFacts, SessionStart
+from receiver.values import STATUS_HANDLERS, Command, Event, HelloFacts, SessionStart
 
 T = TypeVar("T")
+_Beginning = tuple[SessionStart, Mapping[str, Standing], Sequence[Command]]
 PATIENT = 10.0  # seconds for a connection
 IMPATIENT = 0.1  # and while there was none the last time: streams must not wait in a queue behind each other
 WARN_EVERY = 30.0  # seconds
@@ -113,13 +115,17 @@ class Jobs:
         )
 
     async def begin(self, stream: Stream, job: work.Begin) -> work.Begun | work.Leave:
-        """Takes the next epoch; an older stream of the node ends. One that may have no session is sent away."""
-        facts = self._facts(stream, job.hello)
-        beginning = asyncio.ensure_future(
-            self.transaction(lambda tx: (session.hello(tx, stream.node_id, facts), telemetry.standing(tx, stream.node_id)))
-        )
+        """Takes the next epoch, and what is due with it; an older stream of the node ends. One that may have no session is sent
+        away."""
+        facts, node_id = self._facts(stream, job.hello), stream.node_id
+
+        def begin(tx: Connection) -> _Beginning:
+            start = session.hello(tx, node_id, facts)
+            return start, telemetry.standing(tx, node_id), () if start.quarantined else command.due(tx, node_id, start.epoch, ())
+
+        beginning = asyncio.ensure_future(self.transaction(begin))
         try:
-            start, standing = await asyncio.shield(beginning)
+            start, standing, due = await asyncio.shield(beginning)
         except session.Revoked as error:
             return work.Leave(self.registry.bar(stream, str(error)))
         except asyncio.CancelledError:
@@ -129,9 +135,9 @@ class Jobs:
             return work.Leave(self.registry.bar(stream, BARRED[session.REVOKED]))
         stream.telemetry = Telemetry.begin(self.levels, standing, facts.boot_id)
         self.registry.begun(stream, start.epoch, start.plan_rev)
-        return work.Begun(start)
+        return work.Begun(start, self._sent(stream, due))
 
-    def _abandoned(self, stream: Stream, beginning: asyncio.Future[tuple[SessionStart, Any]]) -> None:
+    def _abandoned(self, stream: Stream, beginning: "asyncio.Future[_Beginning]") -> None:
         """The peer hung up while its epoch was committed: nobody has that session."""
         if not beginning.cancelled() and beginning.exception() is None:
             self.registry.gone.append((stream.node_id, beginning.result()[0].epoch, "lost"))
@@ -187,8 +193,11 @@ class Jobs:
     async def find_commands(self, stream: Stream, job: work.FindCommands) -> work.Due:
         """Asks what is to be sent to this session, and notes it as sent."""
         found = await self.transaction(lambda tx: command.due(tx, stream.node_id, stream.epoch, sorted(stream.sent)))
+        return work.Due(self._sent(stream, found))
+
+    def _sent(self, stream: Stream, found: Sequence[Command]) -> tuple[Command, ...]:
         stream.sent.update(one.id for one in found)
-        return work.Due(tuple(found))
+        return tuple(found)
 
     async def store(self, stream: Stream, job: work.Store) -> work.Stored:
         """Stores how a command ended."""

@@ -125,7 +125,7 @@ def _not_hello(machine: Machine, message: object, now: float) -> Actions:
 def _begun(machine: Machine, event: Begun, now: float) -> Actions:
     machine.phase, machine.epoch, machine.applied = Phase.OPEN, event.start.epoch, event.start.applied_digest
     welcome = m.Welcome(event.start.node_id, event.start.epoch, machine.interval, event.start.applied_digest or "")
-    return (welcome, FindCommands())
+    return (welcome, *event.commands)
 
 
 def _again(machine: Machine, hello: m.Hello, now: float) -> Actions:

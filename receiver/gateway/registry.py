@@ -189,9 +189,8 @@ class Registry:
             LOG.warning("foreign-xid", extra={"node": stream.node_id, "device": one["deviceId"], "xid": one["xid"]})
 
     def queued(self, node_id: str) -> None:
-        """A command was queued for this node, by whoever."""
-        stream = self.current.get(node_id)
-        if stream is not None:
+        """A command was queued for this node, by whoever. A stream whose epoch is being taken may have looked before."""
+        for stream in self.streams.get(node_id, ()):
             stream.look()
 
     def outstanding(self, commands: Iterable[tuple[str, str]]) -> None:

@@ -77,9 +77,10 @@ Action = m.ToNode | Job
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The session has its epoch."""
+    """The session has its epoch. `commands`: those to send, oldest first."""
 
     start: SessionStart
+    commands: tuple[Command, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,8 @@ class Store:
         match job:
             case work.Begin():
                 self.epoch += 1
-                return work.Begun(SessionStart("node_x", "default", self.epoch, self.applied, 0, self.epoch == 1))
+                start = SessionStart("node_x", "default", self.epoch, self.applied, 0, self.epoch == 1)
+                return work.Begun(start, tuple(self.commands))
             case work.Judge(judged):
                 self.judged.append(judged)
             case work.FindWanted(offer):

@@ -33,6 +33,7 @@ from receiver.values import Command, CommandResult, InventoryOutcome, Offer, Pre
 
 NODE = "node_01hf7yat000000000000000000"
 HELLO = m.Hello("0.3", "0.1.0", "boot", "instance")
+COMMANDS = (Command("cmd_1", "diag.nvml", {}, "a", None), Command("cmd_2", "node.reboot", {}, "b", 60.0))
 
 
 def offer_of(bodies: dict[str, bytes]) -> Offer:
@@ -70,8 +71,8 @@ def chunks(*names: str) -> list[m.Chunk]:
 def test_hello_takes_an_epoch_and_is_welcomed() -> None:
     stream = Stream(opened=False)
     assert stream.on(HELLO) == (Begin(HELLO),)
-    welcome = stream.on(Begun(SessionStart(NODE, "default", 7, "advisory:aa", 0, False)))
-    assert welcome == (m.Welcome(NODE, 7, 30.0, "advisory:aa"), FindCommands()), "what is due comes right after"
+    welcome = stream.on(Begun(SessionStart(NODE, "default", 7, "advisory:aa", 0, False), COMMANDS))
+    assert welcome == (m.Welcome(NODE, 7, 30.0, "advisory:aa"), *COMMANDS), "what is due comes right after"
 
 
 @pytest.mark.parametrize(
@@ -303,9 +304,8 @@ def test_what_the_database_cannot_hold_is_a_bad_message() -> None:
 
 def test_commands_that_are_due_are_sent_in_order() -> None:
     stream = Stream()
-    commands = (Command("cmd_1", "diag.nvml", {}, "a", None), Command("cmd_2", "node.reboot", {}, "b", 60.0))
     assert stream.on(Queued()) == (FindCommands(),)
-    assert stream.on(Due(commands)) == commands
+    assert stream.on(Due(COMMANDS)) == COMMANDS
 
 
 def test_a_result_is_acknowledged_when_it_is_stored_and_not_before() -> None:

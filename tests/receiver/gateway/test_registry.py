@@ -181,6 +181,9 @@ def test_only_who_was_not_sent_a_command_of_its_own_looks_for_it() -> None:
         assert [node for node, stream in registry.current.items() if stream.queued] == ["a"]
         registry.queued("a")  # twice is once
         registry.queued("elsewhere")
+        greeting = registry.admit("a")
+        registry.queued("a")
+        assert greeting.queued, "it may have looked for commands before this one was queued, and be none of the open ones yet"
 
     asyncio.run(main())
 
