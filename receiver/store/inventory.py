@@ -11,10 +11,9 @@ from google.protobuf.message import Message
 from receiver.planning.diff import COMPARED
 from receiver.planning.inventory import AppendSnapshot, Baseline, Current, InventoryPlan, SetApplied, SetBaseline
 from receiver.planning.view import Draft, Facts
-from receiver.store import images, missing, view
+from receiver.store import images, missing, nodes, view
 from receiver.store.database import Connection
 from receiver.store.hashes import binary, pack, unpack
-from receiver.store.nodes import lock_node
 from receiver.store.statement import Statement
 from receiver.store.words import jsonb
 from receiver.values import Offer
@@ -94,12 +93,7 @@ def load(tx: Connection, node_id: str, offer: Offer, sent: Collection[str]) -> L
     `sent`: sections whose bytes came with the offer. Raises LookupError for a node that does not exist.
     """
     arguments = {"node": node_id, "offered": jsonb(offer.hashes), "sent": jsonb(list(sent))}
-    with tx.pipeline():  # two statements, one round trip
-        lock_node(tx, node_id)
-        found_node = tx.execute(_LOAD, arguments, prepare=True, binary=True)
-    row = found_node.fetchone()
-    if row is None:
-        raise LookupError(f"no node {node_id}")
+    row = nodes.load(tx, node_id, _LOAD, arguments, binary=True)
     digest, applied_id, latest_id, applied, latest, stored, absent, unknown, hashes, bodies, found = row
     applied, latest = _unpacked(applied), _unpacked(latest)
     facts, rows = view.as_view(found)
@@ -128,10 +122,7 @@ def load_applied(tx: Connection, node_id: str) -> tuple[Facts, Draft, str | None
 
     Raises LookupError for a node that does not exist.
     """
-    lock_node(tx, node_id)
-    row = tx.execute(_APPLIED, [node_id], prepare=True, binary=True).fetchone()
-    if row is None:
-        raise LookupError(f"no node {node_id}")
+    row = nodes.load(tx, node_id, _APPLIED, [node_id], binary=True)
     digest, applied, baselines, hashes, bodies, found = row
     facts, rows = view.as_view(found)
     known = _by_hash(hashes, bodies)
