@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import psycopg
 from bettercompute.agent.v1 import inventory_pb2 as pb
 from bettercompute.contract.sections import decode, digest, encode, section_hash
 
@@ -138,7 +137,7 @@ def _rate(url: str, batch: list[Work], apply: Callable[[db.Connection, Work], No
     started = threading.Barrier(CONNECTIONS + 1)
 
     def run(share: list[Work]) -> None:
-        with psycopg.connect(url) as tx:
+        with db.dial(url) as tx:
             for number, work in enumerate(share):
                 if number == WARM:
                     started.wait(60)
