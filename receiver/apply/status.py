@@ -33,7 +33,7 @@ def record_status(
     Sections that the report says are missing are kept with their error and the last snapshot that has them; those that it
     does not name any more are there again. Conditions are what the report says; XIDs are counted and judged. `handlers`: those
     of STATUS_HANDLERS that are in force; `tell` is given the events that were written. `changed`: it is not what this session
-    reported before, so the node is locked at once, and not looked at twice.
+    reported before, so there is something to write, hardly ever nothing: the node is locked at once, not looked at twice.
     Raises LookupError for a node that does not exist.
     """
     for locked in (True,) if changed else (False, True):
