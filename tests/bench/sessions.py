@@ -25,6 +25,8 @@ from tests.end_to_end.processes import Process, cpu, rss
 HEARTBEAT = 30.0  # seconds
 LATE = 3.0  # seconds that a heartbeat may be late: bcd's jitter, and one second until what was seen is written
 FAILING, CALM = 1_500, 100
+SETTLED = 12.0  # seconds: for so long Postgres keeps to itself what was done before
+SESSIONS, PACED = 1_000, 333  # of the benchmark of messages: how many report so often a second together
 PACE = 0.4  # seconds between two calm faults
 
 _MISSED = "SELECT count(*) FROM nodes WHERE connected AND last_seen < now() - make_interval(secs => %s)"
@@ -36,7 +38,6 @@ def rows(nodes: int, seconds: float) -> Iterator[Row]:
     with tempfile.TemporaryDirectory(prefix="bc-") as directory, World(Path(directory)) as world:
         floor = _held(world, *world.empty(), nodes, seconds)
         receiver, target = world.receiver("--database-connections", "4")
-        rest = _at_rest(receiver)
         told = _held(world, receiver, target, nodes, seconds)
         yield Row("sessions held", told.connected, "", "asked for", float(nodes), 1.0, at_least=True, note="mTLS")
         yield Row("time to connect them", told.connecting, "s", "empty servicer", floor.connecting, None)
@@ -46,36 +47,34 @@ def rows(nodes: int, seconds: float) -> Iterator[Row]:
         yield Row("heartbeats missed", float(told.missed), "", "", None, None, note=f"{seconds:g} s at {HEARTBEAT:g} s")
         yield Row("round trip at a session, p99", 1000 * told.trip, "ms", "empty servicer", 1000 * floor.trip, None)
         beats, note = 1e-6 * seconds * nodes / HEARTBEAT, f"{nodes / HEARTBEAT:.0f} a second"
-        spent = told.cpu - rest * seconds
-        yield Row("CPU a heartbeat, beyond rest", spent / beats, "us", "empty servicer", floor.cpu / beats, 1.1, note=note)
-        yield Row("CPU of a receiver at rest", 1000 * rest, "ms/s", "", None, None, note="its loops, without a session")
-        yield Row("SQL of heartbeats that change nothing", float(told.statements), "transactions", "", None, None, note=_BEATS)
+        yield Row("CPU a heartbeat, beyond rest", told.cpu / beats, "us", "empty servicer", floor.cpu / beats, None, note=note)
+        yield Row("CPU at rest", 1000 * told.rest, "ms/s", "empty servicer", 1000 * floor.rest, None, note="without a session")
+        yield Row("SQL meanwhile", told.statements, "transactions/s", "at rest", told.statements_at_rest, None, note=_BEATS)
         rate, note = _contact(world, receiver, world.players[-1], nodes)
         yield Row("first contact, sessions open", rate, "/s", "", None, None, note=note)
         yield from _killed(world, receiver, target, nodes)
 
 
-_BEATS = "one a second writes last_seen of all, one in two looks for commands"
+_BEATS = "heartbeats that change nothing: one a second writes last_seen of all"
 
 
 class _Told:
-    """What was measured at one servicer."""
+    """What was measured at one servicer. `rest`: seconds of CPU a second without a session, beyond which `cpu` is."""
 
-    connecting = connected = memory = trip = cpu = missed = statements = 0.0
+    connecting = connected = memory = trip = cpu = missed = rest = 0.0
+    statements = statements_at_rest = 0.0  # a second
 
 
 def _held(world: World, process: Process, target: str, nodes: int, seconds: float) -> _Told:
-    told, before = _Told(), rss(process.pid)
-    players = world.play(target, nodes, interval=HEARTBEAT)
+    told = _Told()
+    told.rest, told.statements_at_rest = _spends(world, process)
+    before, players = rss(process.pid), world.play(target, nodes, interval=HEARTBEAT)
     connected = players.do("connect")
     told.connecting, told.connected = connected["seconds"], float(connected["welcomed"])
     time.sleep(SETTLE)
     told.memory = 1024 * (rss(process.pid) - before) / nodes
-    with statements(world.tx) as counted:
-        began = cpu(process.pid)
-        players.do("live", seconds=seconds, probes=0)
-        told.cpu = cpu(process.pid) - began
-    told.statements = float(counted[0])
+    spends, told.statements = _spends(world, process, seconds)
+    told.cpu = seconds * (spends - told.rest)
     told.trip = players.do("live", seconds=min(seconds, 20.0))["p99"]
     told.missed = float(world.tx.execute(_MISSED, [HEARTBEAT * 1.05 + LATE]).fetchone()[0])  # type: ignore[index]
     if process.name.startswith("empty"):
@@ -84,12 +83,14 @@ def _held(world: World, process: Process, target: str, nodes: int, seconds: floa
     return told
 
 
-def _at_rest(receiver: Process, seconds: float = 10.0) -> float:
-    """Seconds of CPU a second."""
-    time.sleep(SETTLE)
-    began = cpu(receiver.pid)
-    time.sleep(seconds)
-    return (cpu(receiver.pid) - began) / seconds
+def _spends(world: World, process: Process, seconds: float = 10.0) -> tuple[float, float]:
+    """Seconds of CPU a second, and transactions a second, of what is going on."""
+    time.sleep(SETTLED)
+    with statements(world.tx) as counted:
+        began, at = cpu(process.pid), time.monotonic()
+        time.sleep(seconds)
+        spent = (cpu(process.pid) - began) / (time.monotonic() - at)
+    return spent, counted[0] / (time.monotonic() - at)
 
 
 def _contact(world: World, receiver: Process, players: Players, nodes: int) -> tuple[float, str]:
@@ -117,7 +118,24 @@ def _killed(world: World, receiver: Process, target: str, nodes: int) -> Iterato
 
 
 def messages(seconds: float = 10.0, streams: int = 32) -> Iterator[Row]:
-    """CPU of a heartbeat that changes nothing, when as many come as can be taken."""
+    """CPU of a heartbeat that changes nothing: when as many come as can be taken, and at PACED a second."""
+    yield from _saturated(seconds, streams)
+    with tempfile.TemporaryDirectory(prefix="bc-") as directory, World(Path(directory)) as world:
+        told = []
+        for process, target in (world.empty(), world.receiver()):
+            rest, at_rest = _spends(world, process)
+            players = world.play(target, SESSIONS, interval=SESSIONS / PACED)
+            players.do("connect")
+            time.sleep(SESSIONS / PACED)
+            spends, ends = _spends(world, process, 3 * seconds)
+            told.append((1e6 * (spends - rest) / PACED, ends, at_rest))
+            players.popen.kill()
+        note = f"{PACED} a second of {SESSIONS:,} sessions, beyond rest"
+        yield Row("CPU a heartbeat, paced", told[1][0], "us", "empty servicer", told[0][0], 1.1, note=note)
+        yield Row("SQL meanwhile", told[1][1], "transactions/s", "at rest", told[1][2], None, note=_BEATS)
+
+
+def _saturated(seconds: float, streams: int) -> Iterator[Row]:
     with tempfile.TemporaryDirectory(prefix="bc-") as directory, World(Path(directory)) as world:
         spent = []
         for process, target in (world.empty(), world.receiver(module="tests.bench.unlimited_receiver")):
@@ -131,7 +149,7 @@ def messages(seconds: float = 10.0, streams: int = 32) -> Iterator[Row]:
             players.popen.kill()
         note = f"{streams} streams"
         yield Row("CPU a heartbeat, saturated", spent[1], "us", "empty servicer", spent[0], 1.5, note=note)
-        yield Row("SQL meanwhile", float(counted[0]), "transactions", "", None, None, note=_BEATS)
+        yield Row("SQL meanwhile", counted[0] / seconds, "transactions/s", "", None, None, note="with those at rest")
 
 
 def first_contact(nodes: int = 2_000) -> Iterator[Row]:
