@@ -147,11 +147,11 @@ class Jobs:
         facts = self._facts(stream, job.hello)
         await self.transaction(lambda tx: session.hello_again(tx, stream.node_id, stream.epoch, facts))
 
-    def is_news(self, stream: Stream, job: work.Judge) -> bool:
+    def is_news(self, stream: Stream, report: m.Report) -> bool:
         """Notes the node as seen, and what its telemetry came to. False: nothing of the report is to be recorded."""
         self.registry.seen[stream.node_id] = stream.epoch
-        stream.telemetry.follow(job.pressure, job.offset)
-        return stream.is_news(job.status)
+        stream.telemetry.follow(report.pressure, report.offset)
+        return stream.is_news(report.status)
 
     async def judge(self, stream: Stream, job: work.Judge) -> None:
         """Records a report when it is news, and what telemetry came to with it when that is."""

@@ -69,13 +69,14 @@ class Upload:
 @dataclass(slots=True)
 class Machine:
     """One stream. `rates` outlive it: they are the node's. `met` is called with each limit that a message was over, `bad` with
-    the types of conditions that a report may not set."""
+    the types of conditions that a report may not set, `news` with each report: False, and nothing of it is to be recorded."""
 
     node_id: str
     rates: NodeLimits
     interval: float
     met: Callable[[Limit], None]
     bad: Callable[[tuple[str, ...]], None] = lambda types: None
+    news: Callable[[m.Report], bool] = lambda report: True
     phase: Phase = Phase.NEW
     epoch: int = 0
     applied: str | None = None
@@ -171,10 +172,10 @@ def _report(machine: Machine, report: m.Report, now: float) -> Actions:
     reported = report.status.digest
     if machine.upload is not None and now - machine.upload.at > UPLOAD_LIMIT:
         machine.upload = None  # bcd has given it up
-    judge = Judge(report.status, report.pressure, report.offset)
+    judge = (Judge(report.status),) if machine.news(report) else ()
     if not reported or machine.upload is not None or same_digest(reported, machine.applied):
-        return (judge,)
-    return judge, m.Request(offer=True)
+        return judge
+    return (*judge, m.Request(offer=True))
 
 
 # ---- rules: inventory

@@ -18,7 +18,7 @@ from receiver.gateway.jobs import Jobs
 from receiver.gateway.limits import OverLimit
 from receiver.gateway.machine import Machine, Phase
 from receiver.gateway.registry import Registry, Stream, draining
-from receiver.gateway.work import Action, Bad, Begin, Judge, Leave
+from receiver.gateway.work import Action, Bad, Begin, Leave
 
 HELLO_SECONDS = 10.0  # a stream without a Hello by then is closed
 PROMPT = 0.05  # seconds: a message that was waited for longer was not there before
@@ -65,13 +65,15 @@ class _Conversation:
         self.jobs = sessions.jobs
         self.stream = stream
         self.context = context
-        registry = self.registry  # (of this alone: a stream that is over is to be freed at once, without a search for circles)
+        # (Of these alone: a stream that is over is to be freed at once, without a search for circles.)
+        registry, jobs = self.registry, self.jobs
         self.machine = Machine(
             stream.node_id,
             registry.rates[stream.node_id],
             sessions.interval,
             lambda limit: registry.met.update([limit.name]),
             lambda types: registry.bad_conditions(stream, types),
+            lambda report: jobs.is_news(stream, report),
         )
         self.said = codec.Said()
         self.following = False  # a message of bcd's: what comes from outside meanwhile is heard after it
@@ -121,7 +123,8 @@ class _Conversation:
                 message = codec.decode(data, self.said, (self.empty, came))  # it may have waited for the end of a job
             except (codec.BadMessage, OverLimit) as error:
                 message = Bad(str(error), error.limit if isinstance(error, OverLimit) else None)
-            await self._follow(self.machine.on(message, self.registry.now()))
+            if actions := self.machine.on(message, self.registry.now()):
+                await self._follow(actions)
             self.following = False
             if self.machine.phase is Phase.ENDED:
                 return self._reason()
@@ -156,8 +159,6 @@ class _Conversation:
     async def _follow(self, actions: Sequence[Action]) -> None:
         """Says and does what the machine answered; what a job's event leads to comes next, before bcd's next message."""
         for action in actions:
-            if isinstance(action, Judge) and not self.jobs.is_news(self.stream, action):
-                continue
             if isinstance(action, m.ToNode):
                 await self._say(action)
                 continue

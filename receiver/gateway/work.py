@@ -5,11 +5,10 @@ receiver/gateway/machine.py decides on them, receiver/gateway/jobs.py does them.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from receiver.gateway import messages as m
 from receiver.gateway.limits import Limit
-from receiver.values import Command, CommandResult, InventoryOutcome, Offer, Pressure, SessionStart, Status
+from receiver.values import Command, CommandResult, InventoryOutcome, Offer, SessionStart, Status
 
 RETRY = 15.0  # seconds until bcd should try again when the database did not answer, at least
 
@@ -30,16 +29,11 @@ class Rewrite:
     hello: m.Hello
 
 
-class Judge(NamedTuple):
-    """Record what a report says, if it differs from the one judged last. No answer.
-
-    `pressure` and `offset` (of the clock, as m.Report has it) are telemetry: they are never written, and another sample does not
-    make a report another one.
-    """
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Record what a report says, and what telemetry came to with it. No answer."""
 
     status: Status
-    pressure: Pressure | None = None
-    offset: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

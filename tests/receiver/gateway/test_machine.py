@@ -329,6 +329,11 @@ def test_conditions_that_reports_may_not_set_are_counted_with_every_report() -> 
     assert found == [("AcceptanceFailed",)]
 
 
-def test_pressure_is_handed_to_the_judge_beside_what_is_recorded() -> None:
-    sample = Pressure(1.0, 2.0, 3.0, 4.0)
-    assert Stream().on(m.Report(Status(""), pressure=sample)) == (Judge(Status(""), sample),)
+def test_each_report_is_looked_at_and_one_that_is_no_news_is_not_judged() -> None:
+    stream, seen = Stream(applied="aa"), list[m.Report]()
+    stream.machine.news = lambda report: seen.append(report) or report.pressure is None  # type: ignore[func-returns-value]
+    calm = m.Report(Status("aa"), pressure=Pressure(1.0, 2.0, 3.0, 4.0))
+    assert stream.on(report("aa")) == (Judge(Status("aa")),)
+    assert stream.on(calm) == ()
+    assert stream.on(calm._replace(status=Status("bb"))) == (m.Request(offer=True),), "what is not applied is asked for again"
+    assert [one.status.digest for one in seen] == ["aa", "aa", "bb"]
