@@ -27,6 +27,7 @@ Pool = ConnectionPool[Connection]
 LOG = logging.getLogger("receiver.store")
 
 # Of a statement whose text psycopg keeps as read, in characters: those that load and write a node are longer than its own 4,096.
+# (There is no public way to say so; a test holds that it has its effect, and pyproject.toml lets no untried version in.)
 _queries.MAX_CACHED_STATEMENT_LENGTH = 1 << 16
 OLDEST_SERVER = 150000  # as libpq numbers them: 15.0
 _MIGRATIONS = Path(__file__).parent / "migrations"

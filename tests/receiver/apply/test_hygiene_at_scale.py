@@ -30,7 +30,7 @@ SOME = """UPDATE nodes SET last_seen = {} WHERE id IN (SELECT id FROM (
 
 
 @pytest.fixture
-def tx(server: EmbeddedPostgres) -> Iterator[db.Connection]:
+def url(server: EmbeddedPostgres) -> Iterator[str]:
     db.create_database(server.url(), "hygiene_at_scale", template="template_bc")
     url = server.url("hygiene_at_scale")
     large.fill(url, NODES, only=("pools", "nodes", "devices", "conditions"))
@@ -41,7 +41,7 @@ def tx(server: EmbeddedPostgres) -> Iterator[db.Connection]:
         )
         # The fleet's other conditions are not all as rules would have them, and would be put right beside.
         connection.execute("UPDATE conditions SET status = 'false', no_schedule = false WHERE type <> 'Xid79'")
-        yield connection
+    yield url
     with db.connect(server.url(), autocommit=True) as connection:
         connection.execute("DROP DATABASE hygiene_at_scale WITH (FORCE)")
 
@@ -58,16 +58,27 @@ def timed(work: Callable[[], T]) -> tuple[float, T]:
     return time.perf_counter() - start, answer
 
 
-def test_one_node_in_a_hundred_is_written_in_three_looks_at_all(tx: db.Connection) -> None:
+@pytest.fixture
+def tx(url: str) -> Iterator[db.Connection]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        yield connection
+
+
+def test_one_node_in_a_hundred_is_written_in_three_looks_at_all(url: str, tx: db.Connection) -> None:
+    with db.dial(url) as receiver:
+        _sweep_and_look(receiver, tx)
+
+
+def _sweep_and_look(receiver: db.Connection, tx: db.Connection) -> None:
     looks, sweeps = [], []
-    assert sweep(lambda work: transacted(tx, work), OPTIONS).nodes == 0
+    assert sweep(lambda work: transacted(receiver, work), OPTIONS).nodes == 0
     for last_seen, turned in (("now() - interval '1 hour'", "raised"), ("now() + interval '1 hour'", "cleared")) * 3:
         count = tx.execute(SOME.format(last_seen).encode()).rowcount
         assert 0.0098 * NODES * 0.9 < count < 0.0103 * NODES
         tx.execute("VACUUM ANALYZE nodes, conditions, events")
         looks.append(timed(lambda: tx.execute(ALL.encode()).fetchall())[0])
         rows: dict[str, int] = {}
-        seconds, swept = timed(lambda: sweep(lambda work: transacted(tx, work, rows), OPTIONS))  # noqa: B023 - called at once
+        seconds, swept = timed(lambda: sweep(lambda work: transacted(receiver, work, rows), OPTIONS))  # noqa: B023 - called at once
         sweeps.append(seconds)
         assert (swept.nodes, dict(getattr(swept, turned)), swept.suspended) == (count, {"NotReporting": count}, frozenset())
         assert rows == {"nodes": count, "conditions": count, "events": count}

@@ -1,6 +1,7 @@
 """Statements are planned once a connection, while the tables of a new fleet are small: they must not read them whole later."""
 
 from bettercompute.agent.v1 import inventory_pb2 as pb
+from psycopg import _queries
 
 from receiver.apply.inventory import apply_inventory, wanted
 from receiver.apply.session import hello
@@ -50,3 +51,11 @@ def test_what_a_node_costs_does_not_grow_with_the_fleet_by_plans_that_were_made_
         tx.commit()
         grown = [_live(tx, number) for number in range(SMALL, GROWN)]
         assert max(grown[-2:]) < 1.1 * max(small[-2:]), (small, grown)
+
+
+def test_psycopg_reads_the_text_of_a_long_statement_once(database: str) -> None:
+    with db.dial(database) as tx:
+        for number in (1, 2):
+            hits = _queries._query2pg.cache_info().hits
+            tx.execute(f"SELECT %s::int -- {'long' * 4096}", [number])
+        assert _queries._query2pg.cache_info().hits == hits + 1
