@@ -24,7 +24,8 @@ from tests.end_to_end.processes import Process, cpu, rss
 
 HEARTBEAT = 30.0  # seconds
 LATE = 3.0  # seconds that a heartbeat may be late: bcd's jitter, and one second until what was seen is written
-FAILING, CALM = 1_500, 100
+FAILING, CALM = 1_500, 200
+WARM = 24  # faults before, so that each connection has planned the statement: those of a receiver live for hours
 SETTLED = 12.0  # seconds: for so long Postgres keeps to itself what was done before
 SESSIONS, PACED = 1_000, 333  # of the benchmark of messages: how many report so often a second together
 PACE = 0.4  # seconds between two calm faults
@@ -212,10 +213,11 @@ def faults(nodes: int = FAILING) -> Iterator[Row]:
     with tempfile.TemporaryDirectory(prefix="bc-") as directory, World(Path(directory)) as world:
         _, target = world.receiver()
         storm = world.play(target, nodes)
-        calm = world.play(target, CALM, first=nodes)
-        for players in (storm, calm):
+        calm, warm = world.play(target, CALM, first=nodes), world.play(target, WARM, first=nodes + CALM)
+        for players in (storm, calm, warm):
             players.do("connect")
             players.do("offer")
+        warm.do("fail", nodes=WARM, within=WARM * PACE / 4)
         with _Watch(world.url) as watch:
             calm.begin("fail", nodes=CALM, within=CALM * PACE)
             floor, sent = _commits(world), calm.ended()["sent"]
@@ -225,7 +227,7 @@ def faults(nodes: int = FAILING) -> Iterator[Row]:
             sent = storm.do("fail", nodes=nodes, within=1.0)["sent"]
             most, note = watch.latency(sent), f"all of {nodes:,} nodes within 1 s; median {watch.latency(sent, 0.5):.0f} ms"
             yield Row("XID to quarantine, p99", most, "ms", "the limit", 2000.0, 1.0, note=note)
-        missing, others = world.differ([*storm.do("expected")["conditions"], *calm.do("expected")["conditions"]])
+        missing, others = world.differ(one for players in world.players for one in players.do("expected")["conditions"])
         yield Row("conditions that the nodes caused, and are not there", float(missing), "", "", None, None)
         yield Row("conditions that are there, and nobody caused", float(others), "", "", None, None)
 
