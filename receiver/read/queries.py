@@ -158,7 +158,7 @@ def of_nodes(db: Connection, scope: Scope, table: Table, node_ids: Iterable[str]
     """The rows of nodes, by node, in `order`."""
     found: dict[str, list[Row[Any]]] = {}
     query = visible(select(table), table, scope).where(table.c.node_id.in_(list(node_ids)))
-    for row in db.execute(query.order_by(*(table.c[name] for name in order))):
+    for row in db.execute(query.order_by(*(table.c[name] for name in order))).all():
         found.setdefault(row.node_id, []).append(row)
     return found
 

@@ -104,6 +104,6 @@ def history(
 
 def _by(db: Connection, query: Select[Any], name: str) -> Rows:
     found: Rows = {}
-    for row in db.execute(query):
+    for row in db.execute(query).all():
         found.setdefault(getattr(row, name), []).append(row)
     return found

@@ -73,8 +73,7 @@ class Players:
             end = await self._session(node)
             failures = 0 if node.welcomed.is_set() else failures + 1
             if node.welcomed.is_set():
-                node.lost_at = time.monotonic()
-                self.lost_first = self.lost_first or node.lost_at
+                self.lost_first = self.lost_first or time.monotonic()
             node.welcomed.clear()
             node.ended(None)
             await asyncio.sleep(reconnect.delay(end, failures, self.rng.random()))
@@ -286,14 +285,19 @@ class Players:
         return {"seconds": time.monotonic() - began, **{kind: len(nodes) for kind, nodes in chosen.items()}}
 
     async def back(self, do: Mapping[str, Any]) -> Answer:
-        """The receiver was away: until all nodes have a session again. To be asked while they lose it."""
+        """The receiver was away: until all nodes have a session of another epoch. To be asked while they have one."""
+        waiting = {node.node_id: (node, node.epoch) for node in self.nodes}
+        after: list[float] = []
         while not self.lost_first:
             await asyncio.sleep(0.05)
-        began = self.lost_first
-        await asyncio.sleep(1.0)
-        after = await self._all_welcomed(float(do.get("seconds", 120)), began)
+        end = self.lost_first + float(do.get("seconds", 120))
+        while waiting and time.monotonic() < end:
+            await asyncio.sleep(0.1)
+            back = [name for name, (node, epoch) in waiting.items() if node.welcomed.is_set() and node.epoch != epoch]
+            after += [time.monotonic() - self.lost_first] * len(back)
+            for name in back:
+                del waiting[name]
         self.lost_first = 0.0
-        after.sort()
         return {"welcomed": len(after), "p50": _p(after, 0.5), "p99": _p(after, 0.99), "last": max(after, default=0.0)}
 
     async def expected(self, do: Mapping[str, Any]) -> Answer:

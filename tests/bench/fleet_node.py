@@ -27,7 +27,6 @@ class Node:
     revision: int = 0  # of its inventory
     digest: str = ""
     condition: pb.Condition | None = None
-    lost_at: float = 0.0
     channel: grpc.aio.Channel | None = None
     call: Any = None
     saying: asyncio.Lock = field(default_factory=asyncio.Lock)
