@@ -157,7 +157,7 @@ def first_contact(nodes: int = 2_000) -> Iterator[Row]:
     """A whole fleet that was never seen: applies a second, with sessions open and with the set-up of TLS included."""
     with tempfile.TemporaryDirectory(prefix="bc-") as directory, World(Path(directory)) as world:
         floor = _floor(world, nodes)
-        receiver, target = world.receiver("--database-connections", "8")
+        receiver, target = world.receiver("--database-connections", "4")
         players = world.play(target, nodes)
         players.do("expected")  # it is there
         with world.spending(receiver, players) as spent:
