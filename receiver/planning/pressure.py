@@ -43,9 +43,9 @@ class Levels:
     samples: int = 2
 
     @cached_property
-    def cleared_below(self) -> tuple[float, ...]:
-        """By measure."""
-        return tuple(self.raise_at[one.name] / 2 for one in MEASURES)
+    def clear_below(self) -> Mapping[str, float]:
+        """By measure, in the order of MEASURES."""
+        return {one.name: self.raise_at[one.name] / 2 for one in MEASURES}
 
     def of(self, name: str, share: float) -> ConditionStatus | None:
         """The status that a share is the level of; None between the two.
@@ -55,11 +55,11 @@ class Levels:
         """
         if share >= self.raise_at[name]:
             return "true"
-        return "false" if share < self.raise_at[name] / 2 else None
+        return "false" if share < self.clear_below[name] else None
 
     def are_calm(self, sample: Pressure) -> bool:
         """Whether every share of a sample is of the level false."""
-        return all(map(lt, _shares(sample), self.cleared_below))
+        return all(map(lt, _shares(sample), self.clear_below.values()))
 
 
 @dataclass(frozen=True, slots=True)

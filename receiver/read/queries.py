@@ -60,7 +60,6 @@ _READER = "; ".join(
         ("enable_mergejoin", "on"),
         ("enable_memoize", "off"),
         ("random_page_cost", "8"),
-        ("jit", "off"),
         ("max_parallel_workers_per_gather", "0"),
     )
 )

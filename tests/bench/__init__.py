@@ -3,6 +3,7 @@
 One more costs a generator of Rows in a file here and its line in __main__.py.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -30,3 +31,13 @@ class Row:
         if self.ratio is None or self.aim is None:
             return "-"
         return "met" if (self.ratio >= self.aim if self.at_least else self.ratio <= self.aim) else "missed"
+
+
+def percentile(values: Iterable[float], share: float) -> float:
+    """The value that this share of them is at most; 0.0 of none.
+
+    >>> percentile(range(1, 101), 0.5), percentile(range(1, 101), 0.99), percentile([3.0], 0.99)
+    (51, 100, 3.0)
+    """
+    there = sorted(values)
+    return there[min(len(there) - 1, int(share * len(there)))] if there else 0.0

@@ -35,6 +35,7 @@ from bettercompute.contract.sections import decode
 
 from agent.session import messages as m
 from agent.session import reconnect
+from tests.bench import percentile
 from tests.bench.fleet_hosts import offer, own, recorded
 from tests.bench.fleet_node import Node
 
@@ -156,7 +157,12 @@ class Players:
             task = asyncio.create_task(self.live(node))
             self.tasks.add(task)
         after = await self._all_welcomed(float(do.get("seconds", 600)), began)
-        return {"seconds": time.monotonic() - began, "welcomed": len(after), "p99": _p(after, 0.99), "refused": self.refused}
+        return {
+            "seconds": time.monotonic() - began,
+            "welcomed": len(after),
+            "p99": percentile(after, 0.99),
+            "refused": self.refused,
+        }
 
     async def _all_welcomed(self, limit: float, began: float) -> list[float]:
         after: list[float] = []
@@ -215,7 +221,7 @@ class Players:
             there = [node for node in self.rng.sample(self.nodes, asked) if node.welcomed.is_set()]
             await asyncio.gather(asyncio.sleep(1.0), *(probe(node) for node in there))
         connected = sum(node.welcomed.is_set() for node in self.nodes)
-        return {"p50": _p(trips, 0.5), "p99": _p(trips, 0.99), "trips": len(trips), "connected": connected}
+        return {"p50": percentile(trips, 0.5), "p99": percentile(trips, 0.99), "trips": len(trips), "connected": connected}
 
     async def saturate(self, do: Mapping[str, Any]) -> Answer:
         """All send heartbeats that change nothing, one after the other, as fast as they are taken."""
@@ -267,12 +273,9 @@ class Players:
                 return
             await asyncio.sleep(wait)
 
-    async def _lose(self, node: Node) -> None:
-        node.lose()
-
     async def mix(self, do: Mapping[str, Any]) -> Answer:
         """What happens to a fleet, at random times and in any order."""
-        kinds = {"fail": self._fail, "change": self._change, "lose": self._lose}
+        kinds = {"fail": self._fail, "change": self._change, "lose": Node.lose}
         began, seconds = time.monotonic(), float(do["seconds"])
 
         async def one(node: Node, happens: Callable[[Node], Awaitable[None]]) -> None:
@@ -298,7 +301,12 @@ class Players:
             for name in back:
                 del waiting[name]
         self.lost_first = 0.0
-        return {"welcomed": len(after), "p50": _p(after, 0.5), "p99": _p(after, 0.99), "last": max(after, default=0.0)}
+        return {
+            "welcomed": len(after),
+            "p50": percentile(after, 0.5),
+            "p99": percentile(after, 0.99),
+            "last": max(after, default=0.0),
+        }
 
     async def expected(self, do: Mapping[str, Any]) -> Answer:
         """What the nodes have caused."""
@@ -317,11 +325,6 @@ DO: Mapping[str, Callable[[Players, Mapping[str, Any]], Awaitable[Answer]]] = {
     "mix": Players.mix,
     "expected": Players.expected,
 }
-
-
-def _p(values: Iterable[float], share: float) -> float:
-    there = sorted(values)
-    return there[min(len(there) - 1, int(share * len(there)))] if there else 0.0
 
 
 async def main(plan: Path) -> None:

@@ -47,7 +47,7 @@ class Node:
             message = await self.call.read()
         return message if isinstance(message, pb.SessionResponse) else None
 
-    def lose(self) -> None:
+    async def lose(self) -> None:
         """Its connection is gone."""
         self.call.cancel()
 

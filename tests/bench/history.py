@@ -22,7 +22,7 @@ from receiver.read.tokens import Scope
 from receiver.store import database as db
 from receiver.store.embedded import start
 from receiver.store.hashes import binary, pack
-from tests.bench import Row
+from tests.bench import Row, percentile
 from tests.bench.fleet_hosts import recorded
 
 NODES, EACH = 10_000, 100
@@ -116,7 +116,7 @@ def _reads(url: str, nodes: int, each: int) -> Iterator[Row]:
             with engine.connect() as connection:
                 READS[name].answer(connection, scope, request)
             took.append(1000 * (time.perf_counter() - began))
-        p99 = sorted(took)[int(0.99 * len(took))]
+        p99 = percentile(took, 0.99)
         yield Row(f"{name} of any node, p99", p99, "ms", "the limit", READ, 1.0, note=f"{each} snapshots a node")
     engine.dispose()
 

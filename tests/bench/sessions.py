@@ -17,7 +17,7 @@ from bettercompute.contract.sections import section_hash
 
 from receiver.store import database as db
 from receiver.store.view import RESERVATIONS
-from tests.bench import Row
+from tests.bench import Row, percentile
 from tests.bench.fleet_hosts import own, recorded
 from tests.bench.fleet_world import SETTLE, Players, World, statements
 from tests.end_to_end.processes import Process, cpu, rss
@@ -261,8 +261,7 @@ class _Watch:
         end = time.monotonic() + 60
         while sent.keys() - self.at.keys() and time.monotonic() < end:
             time.sleep(0.2)
-        late = sorted(1000 * (self.at.get(node, when + 60) - when) for node, when in sent.items())
-        return late[min(len(late) - 1, int(share * len(late)))]
+        return percentile((1000 * (self.at.get(node, when + 60) - when) for node, when in sent.items()), share)
 
 
 def _commits(world: World) -> dict[str, float]:

@@ -64,12 +64,13 @@ def tx(url: str) -> Iterator[db.Connection]:
         yield connection
 
 
-def test_one_node_in_a_hundred_is_written_in_three_looks_at_all(url: str, tx: db.Connection) -> None:
-    with db.dial(url) as receiver:
-        _sweep_and_look(receiver, tx)
+@pytest.fixture
+def receiver(url: str) -> Iterator[db.Connection]:
+    with db.dial(url) as connection:
+        yield connection
 
 
-def _sweep_and_look(receiver: db.Connection, tx: db.Connection) -> None:
+def test_one_node_in_a_hundred_is_written_in_three_looks_at_all(receiver: db.Connection, tx: db.Connection) -> None:
     looks, sweeps = [], []
     assert sweep(lambda work: transacted(receiver, work), OPTIONS).nodes == 0
     for last_seen, turned in (("now() - interval '1 hour'", "raised"), ("now() + interval '1 hour'", "cleared")) * 3:
