@@ -30,14 +30,20 @@ ASKED_FOR = ("soak",)  # not among all: hours, and it floods this machine's kern
 
 def main() -> None:
     """Runs the named benchmarks (all of them by default) and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("bench", nargs="*", choices=[*BENCHES, []], help="default: all but soak")
-    parser.add_argument("--minutes", type=float, default=10.0, help="how long an idle daemon is watched (default 10)")
     parser.add_argument(
-        "--megabytes", type=int, default=256, help="size of the log that bcd xid reads (default 256; the aim: 1024)"
+        "--minutes", type=_above_zero(float), default=10.0, help="how long an idle daemon is watched (default 10)"
     )
-    parser.add_argument("--nodes", type=int, default=15_000, help="how many sessions a receiver is given (default 15000)")
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long their heartbeats are watched (default 60)")
+    parser.add_argument(
+        "--megabytes", type=_above_zero(int), default=256, help="size of the log that bcd xid reads (default 256; the aim: 1024)"
+    )
+    parser.add_argument(
+        "--nodes", type=_above_zero(int), default=15_000, help="how many sessions a receiver is given (default 15000)"
+    )
+    parser.add_argument(
+        "--seconds", type=_above_zero(float), default=60.0, help="how long their heartbeats are watched (default 60)"
+    )
     arguments = parser.parse_args()
     table = Table("what", "figure", "floor", "ratio", "aim", "", title="benchmarks")
     try:
@@ -49,6 +55,15 @@ def main() -> None:
         Console(width=None if sys.stdout.isatty() else 170).print(table)
 
 
+def _above_zero(kind: Callable[[str], float]) -> Callable[[str], float]:
+    def number(text: str) -> float:
+        if (value := kind(text)) <= 0:
+            raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        return value
+
+    return number
+
+
 def _cells(row: Row) -> tuple[str, ...]:
     what = row.what + (f" ({row.note})" if row.note else "")
     floor = "-" if row.floor is None else f"{row.floor:.2f} {row.unit}: {row.floor_name}"
@@ -58,4 +73,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

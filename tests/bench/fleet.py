@@ -120,15 +120,20 @@ class Players:
             node.welcomed.set()
         elif message is not None:
             self._end(message.session_end)
+        elif node.call.done():
+            self._count(await node.call.details())
 
     def _end(self, end: pb.SessionEnd | None) -> m.SessionEnd | None:
         """What bcd makes of a session's end."""
         if end is None:
             return None
         reason = pb.SessionEndReason.Name(end.reason).removeprefix("SESSION_END_REASON_").lower().replace("_", "-")
-        self.refused[reason] = self.refused.get(reason, 0) + 1
+        self._count(reason)
         after = end.retry_after.ToTimedelta().total_seconds() if end.HasField("retry_after") else None
         return m.SessionEnd(reason, retry_after=after, detail=end.detail)
+
+    def _count(self, refusal: str) -> None:
+        self.refused[refusal] = self.refused.get(refusal, 0) + 1
 
     async def _beat(self, node: Node) -> None:
         await node.report(self.rng)
